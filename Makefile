@@ -1,0 +1,36 @@
+# Each target sets up what it needs: a virtual environment in .venv, with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test test-slow lint format clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,dev]'
+	touch $@
+
+demo: .venv/.installed ## train an orthogonal network on digits, show its layers and an exact inverse
+	$(BIN)/orthoconv demo
+
+test: .venv/.installed ## the quick suite, under three minutes on two cores
+	$(BIN)/python -m pytest
+
+test-slow: .venv/.installed ## the longer tests
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/.installed ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed ## write the code as ruff formats it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove everything that was made here
+	rm -rf .venv runs dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

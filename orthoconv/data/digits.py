@@ -1,0 +1,37 @@
+"""Handwritten digits, 8 x 8, that ship inside the package.
+
+The test set of "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak, UCI Machine Learning
+Repository, 1998 (CC BY 4.0): 1,797 images of 13 writers, each pixel a count from 0 to 16.
+"""
+
+__all__ = ["digits"]
+
+import gzip
+import hashlib
+from importlib.resources import files
+
+import torch
+
+from orthoconv.data.split import Split
+
+_SHA256 = "68aea062d35a127749050fa0e52dca09d6569ac08092c925610e0954e172dde2"
+_TRAIN = 1297
+
+
+def digits() -> tuple[Split, Split]:
+    """Training split of 1,297 images and test split of 500, always the same.
+
+    The file goes writer by writer, so the split draws from all of them.
+
+    >>> train, test = digits()
+    >>> train.images.shape, test.labels.shape
+    (torch.Size([1297, 1, 8, 8]), torch.Size([500]))
+    """
+    source = files("orthoconv.data").joinpath("digits.bin.gz")
+    raw = gzip.decompress(source.read_bytes())
+    if hashlib.sha256(raw).hexdigest() != _SHA256:
+        raise ValueError(f"{source} is damaged: its content does not have the SHA-256 {_SHA256}; install again")
+    rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 65)  # 64 pixels and the label
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    images, labels = rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()
+    return Split(images[:_TRAIN], labels[:_TRAIN]), Split(images[_TRAIN:], labels[_TRAIN:])

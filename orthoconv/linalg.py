@@ -1,0 +1,72 @@
+"""Orthogonal matrices from unconstrained ones."""
+
+__all__ = ["cayley", "cayley_linear"]
+
+import torch
+from torch import Tensor
+
+_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+def cayley(W: Tensor) -> Tensor:
+    r"""Semi-orthogonal matrix of the same shape as `W`, by the Cayley transform.
+
+    With the rows of a tall `W` split into a square `U` and the rest `V` (Appendix A.1),
+
+    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \\ -2 V (I + A)^{-1} \end{bmatrix},
+              \qquad A = U - U^* + V^* V.
+
+    The inverse always exists: its spectrum has real part at least 1. The numerator is never formed,
+    since :math:`(I - A)(I + A)^{-1} = 2 (I + A)^{-1} - I`: one product fewer, and it stays
+    orthogonal for weights so large that the quotient loses every digit (docs/maths.md).
+    A wide `W` is transposed, which commutes with the transform.
+
+    Arguments:
+        W: Real or complex matrices, of shape (..., m, n).
+
+    Returns:
+        Q of shape (..., m, n), with Q* Q = I if m >= n, and Q Q* = I if m <= n.
+
+    >>> Q = cayley(torch.randn(5, 3, dtype=torch.float64))
+    >>> torch.dist(Q.mT @ Q, torch.eye(3)).item() < 1e-14
+    True
+    """
+    if W.ndim < 2 or not (W.is_floating_point() or W.is_complex()):
+        raise ValueError(f"cayley takes real or complex matrices of shape (..., m, n), got {tuple(W.shape)} {W.dtype}")
+    m, n = W.shape[-2:]
+    if m < n:
+        return cayley(W.mT).mT
+    if n < m < 2 * n and W.dtype in _DOUBLE and W.device.type != "mps":
+        return cayley(W.to(_DOUBLE[W.dtype])).to(W.dtype)  # V*V is singular there, but once rounded is not
+    U, V = W[..., :n, :], W[..., n:, :]
+    I = torch.eye(n, dtype=W.dtype, device=W.device)  # noqa: E741
+    A = U - U.mH + V.mH @ V
+    R = 2 * torch.linalg.inv(I + A)
+    return torch.cat((R - I, -V @ R), dim=-2)
+
+
+def cayley_linear(x: Tensor, W: Tensor) -> Tensor:
+    r"""Product of each row of `x` with a wide `cayley(W)`, which is never formed.
+
+    With :math:`W^T` split into U and V, and x into the same columns,
+
+    .. math:: x\, \mathrm{cayley}(W)^T = 2 (x_U - x_V V) (I + U - U^T + V^T V)^{-1} - x_U.
+
+    It pays where `x` has fewer rows than `W` has columns beyond a square.
+
+    Arguments:
+        x: Real, of shape (..., n).
+        W: Real, of shape (m, n) with m <= n.
+
+    >>> x, W = torch.randn(2, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    >>> torch.dist(cayley_linear(x, W), x @ cayley(W).mT).item() < 1e-14
+    True
+    """
+    m, n = W.shape
+    UT, VT = W[:, :m], W[:, m:]
+    rows = x.reshape(-1, n)
+    xU, xV = rows[:, :m], rows[:, m:]
+    I = torch.eye(m, dtype=W.dtype, device=W.device)  # noqa: E741
+    R = torch.linalg.inv(torch.addmm(I + UT.mT - UT, VT, VT.mT))
+    y = torch.addmm(xU, torch.addmm(xU, xV, VT.mT, alpha=-1), R, beta=-1, alpha=2)
+    return y.view(*x.shape[:-1], m)

@@ -1,0 +1,170 @@
+"""The arguments, checks and geometry that every convolution here shares."""
+
+__all__ = ["BaseConv2d", "Padding", "check_dtype", "check_positive"]
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv import fourier
+from orthoconv.nn.downsample import depth_to_space, space_to_depth
+from orthoconv.nn.memory import Pair, Reparametrized, full_precision
+
+Padding = Literal["same"] | int | Sequence[int]
+
+
+class BaseConv2d(Reparametrized):
+    """Circular convolution with the arguments of `torch.nn.Conv2d`; abstract.
+
+    A stride s moves each s x s block of pixels into the channels (Section 5.1, invertible downsampling), where a
+    kernel of ``max(1, k // s)`` taps mixes them. What remains for a subclass is a convolution without stride by
+    a kernel of shape `kernel_shape`; `transposed` ones are the adjoint of the convolution out -> in.
+    """
+
+    transposed: ClassVar[bool] = False
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(f"groups must divide the channels {in_channels} -> {out_channels}, got {groups}")
+        if padding_mode != "circular":
+            raise ValueError(f'padding_mode must be "circular", got {padding_mode!r}')
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = _pair("kernel_size", kernel_size)
+        self.stride = _pair("stride", stride)
+        self.dilation = _pair("dilation", dilation)
+        self.groups = groups
+        self.padding_mode = padding_mode
+        self.padding = self._check_padding(padding)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+
+    @property
+    def kernel_shape(self) -> tuple[int, int, int, int]:
+        """Shape (o, i / groups, kh, kw) of the kernel that acts after the downsampling."""
+        i, o = self.in_channels, self.out_channels
+        i, o = (o, i) if self.transposed else (i, o)
+        (kh, kw), (sh, sw) = self.kernel_size, self.stride
+        return o, i * sh * sw // self.groups, max(1, kh // sh), max(1, kw // sw)
+
+    @abstractmethod
+    def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
+        """Convolution of (b, c, h, w) by the operator, without stride or bias; or its adjoint."""
+
+    @abstractmethod
+    def spectrum(self, size: Pair) -> Tensor:
+        """Matrices (g, f, o, i) of the layer for images of that size, at the layer's input."""
+
+    def singular_values(self, size: Pair) -> Tensor:
+        """All singular values (h, w, r) of the layer for input images of that size, by frequency.
+
+        They are those of the operator as it is, in the layer's precision, found in float64.
+        """
+        D = self.spectrum(size).detach()
+        D = D.to(torch.complex128 if D.is_complex() else torch.float64)
+        return fourier.spectral_singular_values(D, self._inner_size(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._map(x, adjoint=self.transposed)
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+    def _map(self, x: Tensor, *, adjoint: bool) -> Tensor:
+        """Linear part of the layer that this one transposes, or is: downsample, convolve; or the adjoint."""
+        block = (1, 1) if adjoint else self.stride
+        batch = self._check_input(x, self.in_channels if adjoint == self.transposed else self.out_channels, block)
+        with full_precision(batch):
+            batch = space_to_depth(batch, block)
+            h, w = batch.shape[-2:]
+            y = self.convolve(batch, self.recall((h, w)), adjoint=adjoint)
+            y = depth_to_space(y, self.stride) if adjoint else y
+        return y if x.ndim == 4 else y[0]
+
+    def _check_input(self, x: Tensor, channels: int, block: Pair) -> Tensor:
+        """`x` as a batch in the layer's own precision, or an error that says what is wrong with it."""
+        name = type(self).__name__
+        if x.ndim not in (3, 4) or x.shape[-3] != channels:
+            raise ValueError(
+                f"{name} takes images of shape (b, {channels}, h, w) or ({channels}, h, w), got {tuple(x.shape)}"
+            )
+        self._divide(x.shape[-2:], block)
+        x = check_dtype(name, x, self.sources()[0].dtype)
+        return x if x.ndim == 4 else x[None]
+
+    def _inner_size(self, size: Sequence[int]) -> Pair:
+        return self._divide(size, (1, 1) if self.transposed else self.stride)
+
+    def _divide(self, size: Sequence[int], block: Pair) -> Pair:
+        (h, w), (sh, sw) = size, block
+        if h < 1 or w < 1 or h % sh or w % sw:
+            raise ValueError(
+                f"{type(self).__name__} takes images whose height and width are multiples of its stride {block}, "
+                f"got {(h, w)}"
+            )
+        return h // sh, w // sw
+
+    def _check_padding(self, padding: Padding) -> Literal["same"] | Pair:
+        """Accept "same", or the ints with which nn.Conv2d too divides each side by the stride, no more."""
+        if isinstance(padding, str) and padding == "same":
+            return "same"
+        axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        accepted = [[p for p in range(d * k) if 0 <= d * (k - 1) - 2 * p < s] for k, s, d in axes]
+        given = (padding, padding) if isinstance(padding, int) else padding
+        if len(given) == 2 and all(p in ps for p, ps in zip(given, accepted, strict=True)):
+            return (int(given[0]), int(given[1]))
+        also = f", or {accepted[0]} and {accepted[1]} for height and width" if all(accepted) else ""
+        raise ValueError(
+            f'padding must be "same"{also} with kernel_size={self.kernel_size}, stride={self.stride}, '
+            f"dilation={self.dilation}; got {padding!r}"
+        )
+
+    def extra_repr(self) -> str:
+        optional = {"stride": (1, 1), "dilation": (1, 1), "groups": 1}
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
+        parts += [f"{k}={getattr(self, k)}" for k, usual in optional.items() if getattr(self, k) != usual]
+        return ", ".join(parts + ["bias=False"] * (self.bias is None))
+
+
+def check_positive(**values: int) -> None:
+    """Raise a ValueError that names the first value that is not a positive int."""
+    for name, value in values.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive int, got {value!r}")
+
+
+def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in the precision of the parameters, which autocast may have lowered; otherwise they must agree."""
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
+    kind = x.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if x.dtype != dtype and not (autocast and x.is_floating_point()):
+        raise TypeError(f"{name} with parameters of {dtype} takes inputs of that dtype, got {x.dtype}")
+    return x.to(dtype)
+
+
+def _pair(name: str, value: int | Sequence[int]) -> Pair:
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
+        raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
+    return (pair[0], pair[1])

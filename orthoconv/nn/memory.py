@@ -1,0 +1,164 @@
+"""Operators computed from parameters, and remembered only as long as the parameters stay the same."""
+
+__all__ = ["Pair", "Reparametrized", "frozen", "full_precision"]
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Pair = tuple[int, int]
+
+_SIZES_KEPT = 4  # image sizes whose operators a layer remembers; bounds its memory
+
+
+class Reparametrized(nn.Module, ABC):
+    """Layer whose operator is a function of its parameters, computed once where they do not change.
+
+    In training mode the operator is computed at each forward pass. In eval mode, or inside `frozen`, it is
+    remembered for each image size together with a copy of the tensors it came from, and used again only
+    while those are equal, entry by entry: no edit, however made, leaves it stale. Gradients are those of
+    the parameters in every mode; where only the input's are asked for, the operator is not computed again.
+    """
+
+    _snapshot: tuple[Tensor, ...]
+    _memory: dict[Pair, Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._frozen = 0
+        self._forget()
+
+    @abstractmethod
+    def sources(self) -> tuple[Tensor, ...]:
+        """Tensors that determine the operator."""
+
+    @abstractmethod
+    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
+        """Operator on images of that size, a differentiable function of `sources` and of nothing else."""
+
+    def recall(self, size: Pair = (1, 1)) -> Tensor:
+        """Operator for images of that size, from memory where that is allowed."""
+        sources = self.sources()
+        compute = partial(self._compute, size)
+        if not self.remembers or not _is_concrete(sources):
+            self.check_finite()
+            return compute(*sources)
+        value = self._lookup(size, sources, compute)
+        if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
+            value = _Recall.apply(compute, value, *sources)
+        return value
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the operator is remembered, here and now."""
+        return self._frozen > 0 or not self.training
+
+    def _compute(self, size: Pair, *sources: Tensor) -> Tensor:
+        with full_precision(sources[0]):
+            return self.operator(size, *sources)
+
+    def _lookup(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad():
+            if not _equal(self._snapshot, sources):
+                self.check_finite()
+                self._forget()
+                self._snapshot = tuple(source.detach().clone() for source in sources)
+            if size not in self._memory:
+                self._memory[size] = compute(*self._snapshot)
+            while len(self._memory) > _SIZES_KEPT:
+                del self._memory[next(iter(self._memory))]
+            return self._memory[size]
+
+    def _forget(self) -> None:
+        self._snapshot, self._memory = (), {}
+
+    def check_finite(self) -> None:
+        """Raise a ValueError if a source has entries that are not finite, where looking at them is cheap."""
+        sources = self.sources()
+        if not _is_concrete(sources) or not (self.remembers or sources[0].device.type == "cpu"):
+            return
+        for source in sources:
+            if not math.isfinite(norm := torch.linalg.vector_norm(source.detach()).item()):
+                names = [k for k, v in (*self.named_parameters(), *self.named_buffers()) if v is source]
+                bad = int((~torch.isfinite(source)).sum())
+                raise ValueError(
+                    f"{type(self).__name__} needs finite weights: {' '.join(names) or 'a weight'} has norm "
+                    f"{norm}, with {bad} non-finite of {source.numel()} entries"
+                )
+
+    def train(self, mode: bool = True) -> "Reparametrized":
+        if mode:
+            self._forget()
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_snapshot": (), "_memory": {}, "_frozen": 0}
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[nn.Module]:
+    """Context in which each layer of `model` computes its operator once per image size, in any mode.
+
+    >>> layer = nn.Identity()
+    >>> with frozen(layer):
+    ...     y = layer(torch.ones(2))
+    """
+    layers = [m for m in model.modules() if isinstance(m, Reparametrized)]
+    for layer in layers:
+        layer._frozen += 1
+    try:
+        yield model
+    finally:
+        for layer in layers:
+            layer._frozen -= 1
+            if layer.training and not layer._frozen:
+                layer._forget()
+
+
+class _Recall(torch.autograd.Function):
+    """A remembered value, with the gradient that computing it would have had."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(compute: Callable[..., Tensor], value: Tensor, *sources: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.compute, _, *sources = inputs
+        ctx.save_for_backward(*sources)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        sources = ctx.saved_tensors
+        wanted = [source for source in sources if source.requires_grad]
+        with torch.enable_grad():
+            value = ctx.compute(*sources)
+        grads = iter(torch.autograd.grad(value, wanted, grad, create_graph=torch.is_grad_enabled()))
+        return None, None, *(next(grads) if source.requires_grad else None for source in sources)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Context in which autocast leaves operations on the device of `x` alone."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def _is_concrete(sources: tuple[Tensor, ...]) -> bool:
+    """Whether the tensors have entries to look at, as they have not under torch.compile or torch.func."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not torch.compiler.is_compiling() and not any(s.is_meta or wrapped(s) for s in sources)
+
+
+def _equal(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> bool:
+    return len(snapshot) == len(sources) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+        for a, b in zip(snapshot, sources, strict=True)
+    )

@@ -1,0 +1,113 @@
+"""What every convolution must satisfy, as data: shapes, and for each layer its factory, guarantee and oracle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from oracles import conv_matrix, downsample_matrix, grouped
+from torch import Tensor, nn
+
+from orthoconv.linalg import cayley
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of a convolution i -> o, and the size of the image before the stride."""
+
+    i: int
+    o: int
+    k: int | tuple[int, int]
+    size: tuple[int, int]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = " ".join(f"{k}={v}" for k, v in self.options.items())
+        return f"{self.i}->{self.o} k={self.k} {self.size[0]}x{self.size[1]} {options}".strip()
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        s = self.options.get("stride", 1)
+        return (s, s) if isinstance(s, int) else s
+
+    @property
+    def inner_size(self) -> tuple[int, int]:
+        return self.size[0] // self.stride[0], self.size[1] // self.stride[1]
+
+    @property
+    def inner_channels(self) -> tuple[int, int]:
+        return self.i * self.stride[0] * self.stride[1], self.o
+
+
+CASES = [
+    Case(3, 3, 3, (4, 4)),
+    Case(2, 5, 3, (4, 6)),
+    Case(5, 2, 3, (6, 4)),
+    Case(3, 3, 3, (5, 3)),
+    Case(2, 3, 2, (4, 5)),
+    Case(3, 3, 4, (5, 5)),
+    Case(3, 2, 1, (3, 4)),
+    Case(3, 3, 7, (4, 3)),
+    Case(2, 2, (3, 1), (4, 5)),
+    Case(1, 4, (2, 5), (3, 6)),
+    Case(3, 3, 3, (1, 7)),
+    Case(2, 4, 3, (6, 1)),
+    Case(4, 4, 3, (1, 1)),
+    Case(2, 2, 3, (2, 2)),
+    Case(2, 8, 3, (4, 6), {"stride": 2}),
+    Case(2, 3, 4, (6, 4), {"stride": 2}),
+    Case(1, 9, 3, (6, 3), {"stride": 3}),
+    Case(1, 4, 7, (6, 9), {"stride": 3}),
+    Case(2, 4, 5, (4, 6), {"stride": (1, 2)}),
+    Case(4, 4, 3, (4, 4), {"groups": 2}),
+    Case(4, 6, 3, (3, 5), {"groups": 2}),
+    Case(3, 3, 3, (5, 4), {"groups": 3}),
+    Case(2, 8, 4, (4, 4), {"groups": 2, "stride": 2}),
+    Case(3, 3, 3, (6, 5), {"dilation": 2}),
+    Case(2, 3, 2, (5, 6), {"dilation": (2, 3)}),
+    Case(2, 2, 4, (8, 6), {"dilation": 2, "stride": 2}),
+    Case(2, 4, 3, (4, 5), {"bias": False}),
+]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A layer: how to build it, what it guarantees, and its dense matrix found by other means."""
+
+    build: Callable[..., nn.Module]
+    guarantee: Literal["orthogonal", "nonexpansive", "none"]
+    oracle: Callable[[nn.Module, Case], Tensor]
+    transposed: bool = False
+
+    def layer(self, case: Case, dtype: torch.dtype = torch.float64) -> nn.Module:
+        i, o = (case.o, case.i) if self.transposed else (case.i, case.o)
+        return self.build(i, o, case.k, **case.options, dtype=dtype)
+
+    def input_shape(self, case: Case) -> tuple[int, int, int]:
+        return (case.o, *case.inner_size) if self.transposed else (case.i, *case.size)
+
+    def is_isometry(self, case: Case) -> bool:
+        i, o = case.inner_channels
+        return self.guarantee == "orthogonal" and (o <= i if self.transposed else i <= o)
+
+
+def cayley_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """The Cayley transform of the whole convolution matrix, group by group."""
+    Q = grouped(layer.kernel.detach(), layer.groups, lambda W: cayley(conv_matrix(W, case.inner_size, layer.dilation)))
+    if layer.signs is not None:
+        Q = Q * layer.signs.repeat_interleave(case.inner_size[0] * case.inner_size[1])
+    return Q @ downsample_matrix(case.i, case.size, case.stride)
+
+
+def _with_signs(*args: Any, **kwargs: Any) -> nn.Module:
+    return CayleyConv2d(*args, **kwargs, signs="random")
+
+
+LAYERS = {
+    "CayleyConv2d": Contract(CayleyConv2d, "orthogonal", cayley_matrix),
+    "CayleyConv2d signs": Contract(_with_signs, "orthogonal", cayley_matrix),
+    "CayleyConvTranspose2d": Contract(
+        CayleyConvTranspose2d, "orthogonal", lambda layer, case: cayley_matrix(layer, case).mT, transposed=True
+    ),
+}

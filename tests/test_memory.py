@@ -1,0 +1,194 @@
+"""What eval mode and `frozen` remember: once computed, never stale, gradients intact."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orthoconv import frozen
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+
+LAYERS = {
+    "conv": lambda: (CayleyConv2d(3, 4, 3), torch.randn(2, 3, 5, 4)),
+    "strided": lambda: (CayleyConv2d(1, 4, 4, stride=2, signs="random"), torch.randn(2, 1, 6, 4)),
+    "transpose": lambda: (CayleyConvTranspose2d(4, 3, 3), torch.randn(2, 4, 5, 4)),
+    "linear": lambda: (CayleyLinear(3, 5, signs="random"), torch.randn(2, 3)),
+}
+every_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
+
+
+def count(layer: nn.Module) -> list[int]:
+    """The list grows by one each time the layer computes its operator."""
+    calls: list[int] = []
+    compute = layer.operator
+
+    def counted(*args: Tensor) -> Tensor:
+        calls.append(1)
+        return compute(*args)
+
+    layer.operator = counted
+    return calls
+
+
+def fresh(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a new layer with the same parameters returns in training mode."""
+    other = copy.deepcopy(layer)
+    other.__dict__.pop("operator", None)
+    return other.train()(x)
+
+
+def step(layer: nn.Module) -> None:
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+EDITS = {
+    "optimizer step": step,
+    "load_state_dict": lambda layer: layer.load_state_dict({k: -v for k, v in layer.state_dict().items()}),
+    "in place under no_grad": lambda layer: [torch.no_grad()(p.mul_)(1.5) for p in layer.parameters()],
+    ".data in place": lambda layer: layer.weight.data.mul_(-1),
+    ".data of g": lambda layer: layer.g.data.mul_(3),
+    ".data assigned": lambda layer: setattr(layer.weight, "data", layer.weight.data.flip(0)),
+    "one entry of .data": lambda layer: layer.weight.data.view(-1)[-1].add_(0.5),
+    "parameter replaced": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach() + 0.5)),
+    "through numpy": lambda layer: layer.weight.detach().numpy().__imul__(-2),
+    "train and eval": lambda layer: (layer.train(), step(layer), layer.eval()),
+}
+
+
+@every_layer
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+@pytest.mark.parametrize("mode", ["eval", "frozen", "frozen eval"])
+def test_never_stale(make, edit, mode: str) -> None:
+    layer, x = make()
+    layer.train("eval" not in mode)
+
+    def check() -> None:
+        before = layer(x)
+        edit(layer)
+        after = layer(x)
+        assert not torch.equal(before, after)
+        torch.testing.assert_close(after, fresh(layer, x))
+
+    if "frozen" in mode:
+        with frozen(layer):
+            check()
+    else:
+        check()
+
+
+@every_layer
+def test_computed_once_in_eval_and_each_time_in_training(make) -> None:
+    layer, x = make()
+    calls = count(layer)
+    layer(x), layer(x)
+    assert len(calls) == 2
+    layer.eval()
+    for _ in range(3):
+        layer(x)
+    with torch.no_grad():
+        layer(x)
+    with torch.inference_mode():
+        layer(x)
+    assert len(calls) == 3
+    layer.train()
+    with frozen(layer), frozen(layer):
+        layer(x), layer(x)
+    assert len(calls) == 4
+    layer(x)
+    assert len(calls) == 5
+
+
+@every_layer
+def test_attacks_do_not_compute_the_operator_again(make) -> None:
+    """The gradient of the input alone, as an attack takes it, with parameters that do require gradients."""
+    layer, x = make()
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    layer.eval()(x)
+    calls = count(layer)
+    for _ in range(3):
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x)
+    torch.testing.assert_close(grad, expected)
+    assert not calls
+
+
+@every_layer
+def test_gradients_of_the_parameters_do_not_depend_on_the_mode(make) -> None:
+    layer, x = make()
+
+    def gradients() -> list[Tensor]:
+        return list(torch.autograd.grad(layer(x).pow(3).sum(), layer.parameters()))
+
+    expected = gradients()
+    torch.testing.assert_close(gradients(), expected)
+    layer.eval()
+    torch.testing.assert_close(gradients(), expected)
+    torch.testing.assert_close(gradients(), expected)
+    with torch.inference_mode():
+        layer(x)
+    torch.testing.assert_close(gradients(), expected)
+
+
+@every_layer
+def test_frozen_parameters_get_no_gradient(make) -> None:
+    layer, x = make()
+    layer.eval().weight.requires_grad_(False)
+    layer(x).sum().backward()
+    assert layer.weight.grad is None
+    assert layer.g.grad is not None
+
+
+@every_layer
+def test_to_another_dtype(make) -> None:
+    layer, x = make()
+    layer.eval()(x)
+    y = layer.double()(x.double())
+    assert y.dtype == torch.float64
+    torch.testing.assert_close(y, fresh(layer, x.double()))
+
+
+@every_layer
+def test_copies_are_independent_and_not_frozen(make) -> None:
+    layer, x = make()
+    layer.eval()(x)
+    with frozen(layer):
+        twin = copy.deepcopy(layer)
+    twin.train().weight.data.mul_(-1)
+    torch.testing.assert_close(layer(x), fresh(layer, x))
+    torch.testing.assert_close(twin(x), fresh(twin, x))
+    calls = count(twin)
+    twin(x), twin(x)
+    assert len(calls) == 2
+
+
+def test_memory_is_bounded() -> None:
+    layer = CayleyConv2d(2, 2, 3).eval()
+    for n in range(1, 12):
+        layer(torch.randn(1, 2, n, n))
+    assert len(layer._memory) <= 4
+    layer.train()
+    assert not layer._memory
+    assert not layer._snapshot
+
+
+def test_frozen_ends_with_an_exception() -> None:
+    layer, x = LAYERS["conv"]()
+    with pytest.raises(ZeroDivisionError), frozen(layer):
+        raise ZeroDivisionError
+    calls = count(layer)
+    layer(x), layer(x)
+    assert len(calls) == 2
+
+
+def test_frozen_reaches_the_layers_of_a_model() -> None:
+    model = nn.Sequential(nn.Sequential(CayleyConv2d(1, 2, 3)), nn.Flatten(), CayleyLinear(8, 2))
+    calls = [count(model[0][0]), count(model[2])]
+    with frozen(model) as same:
+        assert same is model
+        for _ in range(3):
+            model(torch.randn(1, 1, 2, 2))
+    assert [len(c) for c in calls] == [1, 1]

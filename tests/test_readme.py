@@ -1,0 +1,62 @@
+"""The README's code blocks and commands do what it says."""
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+
+
+def run(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def test_python_blocks() -> None:
+    blocks = [text for kind, text in BLOCKS if kind == "python"]
+    assert len(blocks) >= 2
+    namespace: dict[str, object] = {}
+    for text in blocks:
+        exec(compile(text, "README.md", "exec"), namespace)
+
+
+def test_every_command_is_accounted_for() -> None:
+    """A new command in the README needs a test here, or has to be what runs these tests."""
+    assert COMMANDS == ["make demo", "pip install --constraint constraints.txt .", "make test"]
+    assert "make test\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.slow
+def test_make_demo() -> None:
+    picture = ROOT / "runs" / "demo" / "demo.png"
+    picture.unlink(missing_ok=True)
+    result = run("make demo")
+    assert result.returncode == 0, result.stderr
+    assert picture.stat().st_size > 50_000
+
+
+@pytest.mark.slow
+def test_pip_install(tmp_path: Path) -> None:
+    """In a new virtual environment, the library alone: it imports, and the command says what it misses."""
+    venv.create(tmp_path, with_pip=True)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    result = run("pip install --constraint constraints.txt .", PATH=path)
+    assert result.returncode == 0, result.stderr
+    code = "import orthoconv, torch; print(orthoconv.nn.CayleyConv2d(3, 4, 3)(torch.ones(3, 4, 4)).shape)"
+    result = subprocess.run([tmp_path / "bin" / "python", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout.strip() == "torch.Size([4, 4, 4])", result.stderr
+    result = subprocess.run([tmp_path / "bin" / "orthoconv"], cwd=tmp_path, capture_output=True, text=True)
+    assert 'pip install "orthoconv[lab]"' in result.stderr
+    assert sys.prefix not in path.split(os.pathsep)[0]

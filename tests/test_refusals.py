@@ -1,0 +1,129 @@
+"""Bad arguments and inputs are refused with the value that was given and what is accepted."""
+
+import pytest
+import torch
+
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+
+CONSTRUCTOR = [
+    ({"padding": 0}, r'padding must be "same", or \[1\] and \[1\].*got 0'),
+    ({"padding": "valid"}, r"padding must be .*got 'valid'"),
+    ({"padding": (1, 2)}, r"got \(1, 2\)"),
+    ({"padding": 1, "kernel_size": 2}, r'padding must be "same" with kernel_size=\(2, 2\)'),
+    ({"padding_mode": "zeros"}, r"padding_mode must be \"circular\", got 'zeros'"),
+    ({"groups": 3}, r"groups must divide the channels 4 -> 6, got 3"),
+    ({"groups": 0}, r"groups must be a positive int, got 0"),
+    ({"stride": 0}, r"stride must be a positive int or a pair of them, got 0"),
+    ({"stride": (1, 2, 3)}, r"stride must be .* got \(1, 2, 3\)"),
+    ({"kernel_size": 2.5}, r"kernel_size must be .* got 2.5"),
+    ({"kernel_size": "3"}, r"kernel_size must be .* got '3'"),
+    ({"dilation": -1}, r"dilation must be .* got -1"),
+    ({"in_channels": 0}, r"in_channels must be a positive int, got 0"),
+    ({"out_channels": 2.0}, r"out_channels must be a positive int, got 2.0"),
+    ({"signs": "some"}, r"signs must be None, \"random\" or 4 numbers .* got 'some'"),
+    ({"signs": [1, 1, -1, 0]}, r"signs must be .* got \[1, 1, -1, 0\]"),
+    ({"signs": [1, -1]}, r"signs must be .* got \[1, -1\]"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), CONSTRUCTOR, ids=lambda v: str(v)[:40])
+def test_constructor(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        CayleyConv2d(**{"in_channels": 4, "out_channels": 6, "kernel_size": 3, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("k", "s", "d", "padding"),
+    [
+        (3, 1, 1, 1),
+        (5, 1, 1, (2, 2)),
+        (1, 1, 1, 0),
+        (3, 1, 2, 2),
+        (3, 2, 1, 1),
+        (4, 2, 1, 1),
+        (2, 2, 1, 0),
+        (7, 2, 1, 3),
+    ],
+)
+def test_the_equal_padding_is_accepted(k, s, d, padding) -> None:
+    layer = CayleyConv2d(2, 8, k, s, padding, d)
+    plain = torch.nn.Conv2d(2, 8, k, s, padding, d)
+    x = torch.randn(1, 2, 8, 8)
+    assert layer(x).shape == plain(x).shape
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output_padding"),
+    [({"stride": 2, "padding": 1}, 1), ({"stride": 2, "padding": 1, "kernel_size": 4}, 0), ({"padding": 1}, 0)],
+)
+def test_output_padding_of_the_transpose(arguments, output_padding) -> None:
+    arguments = {"in_channels": 8, "out_channels": 2, "kernel_size": 3, **arguments}
+    x = torch.randn(1, 8, 4, 4)
+    layer = CayleyConvTranspose2d(**arguments, output_padding=output_padding)
+    plain = torch.nn.ConvTranspose2d(**arguments, output_padding=output_padding)
+    assert layer(x).shape == plain(x).shape
+    with pytest.raises(ValueError, match=r"output_padding must be .* got 3"):
+        CayleyConvTranspose2d(**arguments, output_padding=3)
+
+
+def test_positional_order_is_that_of_torch() -> None:
+    layer = CayleyConv2d(4, 8, 3, 1, "same", 2, 2, False, "circular")
+    assert (layer.dilation, layer.groups, layer.bias) == ((2, 2), 2, None)
+    layer = CayleyConvTranspose2d(4, 8, 3, 1, 1, 0, 2, False, 1)
+    assert (layer.groups, layer.bias, layer.dilation) == (2, None, (1, 1))
+
+
+INPUTS = [
+    (torch.randn(2, 4, 8, 8), ValueError, r"takes images of shape \(b, 3, h, w\) or \(3, h, w\), got \(2, 4, 8, 8\)"),
+    (torch.randn(8, 8), ValueError, r"got \(8, 8\)"),
+    (torch.randn(1, 1, 3, 8, 8), ValueError, r"got \(1, 1, 3, 8, 8\)"),
+    (torch.randn(1, 3, 8, 7), ValueError, r"multiples of its stride \(2, 2\), got \(8, 7\)"),
+    (torch.randn(1, 3, 0, 8), ValueError, r"got \(0, 8\)"),
+    (torch.zeros(1, 3, 8, 8, dtype=torch.int64), TypeError, r"of torch.float32 takes .* got torch.int64"),
+    (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), TypeError, r"got torch.uint8"),
+    (torch.zeros(1, 3, 8, 8, dtype=torch.complex64), TypeError, r"got torch.complex64"),
+    (torch.zeros(1, 3, 8, 8, dtype=torch.float64), TypeError, r"got torch.float64"),
+    (torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16), TypeError, r"got torch.bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("x", "error", "message"), INPUTS, ids=[m[:30] for _, _, m in INPUTS])
+def test_input(x, error, message) -> None:
+    with pytest.raises(error, match=message):
+        CayleyConv2d(3, 8, 3, stride=2)(x)
+
+
+@pytest.mark.parametrize("name", ["weight", "g"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("mode", [True, False])
+def test_non_finite_weights(name, value, mode) -> None:
+    for layer, x in ((CayleyConv2d(3, 4, 3), torch.randn(1, 3, 4, 4)), (CayleyLinear(3, 4), torch.randn(1, 3))):
+        layer.train(mode)
+        layer(x)
+        getattr(layer, name).data.view(-1)[0] = value
+        with pytest.raises(ValueError, match=rf"needs finite weights: {name} has norm {value}, with 1 non-finite"):
+            layer(x)
+
+
+def test_linear() -> None:
+    with pytest.raises(ValueError, match=r"shape \(\.\.\., 3\), got \(2, 4\)"):
+        CayleyLinear(3, 2)(torch.randn(2, 4))
+    with pytest.raises(TypeError, match=r"got torch.int64"):
+        CayleyLinear(3, 2)(torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="in_features must be a positive int, got -1"):
+        CayleyLinear(-1, 2)
+
+
+def test_half_precision_parameters() -> None:
+    layer = CayleyConv2d(3, 3, 3).bfloat16()
+    with pytest.raises(
+        TypeError, match=r"computes in torch.float32 or torch.float64, its parameters are torch.bfloat16"
+    ):
+        layer(torch.randn(1, 3, 4, 4, dtype=torch.bfloat16))
+
+
+def test_inverse_that_does_not_exist() -> None:
+    with pytest.raises(
+        ValueError, match=r"CayleyConv2d 3 -> 6 with stride \(2, 2\) has no inverse: it maps 12 channels"
+    ):
+        CayleyConv2d(3, 6, 3, stride=2).inverse(torch.randn(1, 6, 4, 4))

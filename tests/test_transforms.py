@@ -1,0 +1,136 @@
+"""The layers under what torch does to modules: autocast, compilation, torch.func, other devices."""
+
+import pytest
+import torch
+from torch import nn
+
+from orthoconv import frozen
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+from orthoconv.testing import norm_ratios
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        CayleyConv2d(2, 4, 3, signs="random"),
+        nn.ReLU(),
+        CayleyConv2d(4, 8, 4, stride=2, groups=2),
+        CayleyConvTranspose2d(8, 4, 3),
+        nn.Flatten(),
+        CayleyLinear(64, 3),
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_autocast_leaves_the_transform_in_float32(training: bool) -> None:
+    model, x = network().train(training), torch.randn(2, 2, 8, 8)
+    expected = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = model(x)
+        half = model[0](x.bfloat16())
+    assert y.dtype == torch.float32
+    assert torch.equal(y, expected)
+    assert half.dtype == torch.float32
+    y.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_autocast_between_other_layers() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), CayleyConv2d(4, 4, 3)), torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = model(x)
+        ratios = norm_ratios(model[1], model[0](x))
+    y.square().mean().backward()
+    assert (ratios - 1).abs().max() < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("training", [True, False])
+def test_compiled_numbers_are_the_same(training: bool) -> None:
+    torch._dynamo.reset()
+    model, x = network().double().train(training), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected, y = model(x), compiled(x)
+    torch.testing.assert_close(y, expected)
+    gradients = [torch.autograd.grad(out.square().sum(), model.parameters()) for out in (y, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*")
+def test_compiled_with_inductor() -> None:
+    torch._dynamo.reset()
+    model, x = network(), torch.randn(2, 2, 8, 8)
+    compiled = torch.compile(model)
+    expected, y = model(x), compiled(x)
+    torch.testing.assert_close(y, expected)
+    gradients = [torch.autograd.grad(out.square().sum(), model.parameters()) for out in (y, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_torch_func(training: bool) -> None:
+    model, x = network().double().train(training), torch.randn(3, 2, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(lambda image: model(image[None])[0])(x), model(x))
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda image: model(image[None])[0]))(x)
+    expected = torch.autograd.functional.jacobian(lambda batch: model(batch).sum(0), x).transpose(0, 1)
+    torch.testing.assert_close(jacobians, expected)
+
+    parameters = {k: p.detach() for k, p in model.named_parameters()}
+
+    def loss(values: dict, image: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, values, (image[None],)).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    whole = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    for name, total in zip(parameters, whole, strict=True):
+        torch.testing.assert_close(per_sample[name].sum(0), total)
+
+
+def test_an_ensemble_of_models_under_vmap() -> None:
+    models = [CayleyConv2d(2, 3, 3, dtype=torch.float64).eval() for _ in range(3)]
+    parameters, _ = torch.func.stack_module_state(models)
+    x = torch.randn(2, 2, 4, 5, dtype=torch.float64)
+    y = torch.func.vmap(lambda p: torch.func.functional_call(models[0], p, (x,)))(parameters)
+    torch.testing.assert_close(y, torch.stack([m(x) for m in models]))
+
+
+def test_meta_device() -> None:
+    with torch.device("meta"):
+        model = network()
+    for mode in (True, False):
+        assert model.train(mode)(torch.empty(5, 2, 8, 8, device="meta")).shape == (5, 3)
+    model.to_empty(device="cpu")
+    for layer in model:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    model.load_state_dict(network().state_dict())
+    assert model(torch.randn(1, 2, 8, 8)).isfinite().all()
+
+
+def test_device_and_dtype_arguments() -> None:
+    layer = CayleyConv2d(2, 3, 3, device="cpu", dtype=torch.float64, signs="random")
+    assert {t.dtype for t in (*layer.parameters(), *layer.buffers())} == {torch.float64}
+    assert layer(torch.zeros(1, 2, 4, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_gradients_with_checkpointing() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = network(), torch.randn(2, 2, 8, 8)
+    expected = torch.autograd.grad(model(x).sum(), model.parameters())
+    found = torch.autograd.grad(checkpoint(model, x, use_reentrant=False).sum(), model.parameters())
+    torch.testing.assert_close(found, expected)
+    with frozen(model):
+        found = torch.autograd.grad(checkpoint(model, x, use_reentrant=False).sum(), model.parameters())
+    torch.testing.assert_close(found, expected)
+
+
+def test_channels_last_and_other_strides() -> None:
+    layer = CayleyConv2d(3, 4, 3, dtype=torch.float64)
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    expected = layer(x)
+    torch.testing.assert_close(layer(x.contiguous(memory_format=torch.channels_last)), expected)
+    torch.testing.assert_close(layer(x.mT.contiguous().mT), expected)
+    torch.testing.assert_close(layer(x[:1].expand(2, -1, -1, -1)), expected[:1].expand(2, -1, -1, -1))
+    assert layer(x).is_contiguous(), "people call .view on the result of a contiguous input"
+    assert CayleyConv2d(3, 4, 1)(x.float()).is_contiguous()
