@@ -14,6 +14,7 @@ __all__ = [
     "inverse_conv2d",
     "kernel_of",
     "logabsdet",
+    "nearest_kernel",
     "singular_values",
     "spectral_conv2d",
     "spectral_singular_values",
@@ -77,6 +78,20 @@ def kernel_of(D: Tensor, size: Size) -> Tensor:
     D = D.expand(-1, f, -1, -1).permute(0, 2, 3, 1).flatten(0, 1)  # (o, i, f)
     offsets: Tensor = torch.fft.irfft2(D.conj().unflatten(2, (h, w // 2 + 1)).resolve_conj(), s=(h, w))
     return offsets.roll(((h - 1) // 2, (w - 1) // 2), dims=(-2, -1))  # (o, i, h, w)
+
+
+def nearest_kernel(D: Tensor, size: Size, taps: Size, *, dilation: int | Size = 1) -> Tensor:
+    """Kernel with so many taps whose spectrum is nearest to `D` (g, f, o, i), in the sense of least squares.
+
+    >>> weight = torch.randn(4, 3, 3, 2)
+    >>> torch.allclose(nearest_kernel(spectrum(weight, (5, 6)), (5, 6), (3, 2)), weight, atol=1e-5)
+    True
+    """
+    rows, columns = ((_offsets(k, d) + (n - 1) // 2) % n for k, d, n in zip(taps, _pair(dilation), size, strict=True))
+    times = [torch.stack([(t == at).sum() for at in t]) for t in (rows, columns)]  # taps that wrap to one pixel
+    whole = kernel_of(D, size)
+    shared = (times[0][:, None] * times[1]).to(whole)
+    return whole[..., rows[:, None].to(D.device), columns.to(D.device)] / shared
 
 
 def spectral_conv2d(x: Tensor, D: Tensor) -> Tensor:
@@ -157,9 +172,13 @@ def logabsdet(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: i
 
 def _phases(n: int, f: int, k: int, dilation: int) -> Tensor:
     """exp(2 pi i u t / n) for the first `f` frequencies u and the offsets t of `k` taps: (f, k)."""
-    offsets = dilation * torch.arange(k) - dilation * (k - 1) // 2
-    turns = torch.arange(f)[:, None] * offsets % n  # whole numbers: the angle loses no digits
+    turns = torch.arange(f)[:, None] * _offsets(k, dilation) % n  # whole numbers: the angle loses no digits
     return torch.polar(torch.ones(f, k, dtype=torch.float64), turns.double() * (2 * math.pi / n))
+
+
+def _offsets(k: int, dilation: int) -> Tensor:
+    """Pixels that the `k` taps of a kernel read, relative to the centre."""
+    return dilation * torch.arange(k) - dilation * (k - 1) // 2
 
 
 def _whole_plane(values: Tensor, size: Size) -> Tensor:

@@ -1,9 +1,13 @@
 """Orthogonal matrices from unconstrained ones."""
 
-__all__ = ["cayley", "cayley_linear"]
+__all__ = ["Orthogonalizer", "bjorck", "cayley", "cayley_linear", "norm_bound", "orthogonalizer"]
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+Orthogonalizer = Callable[[Tensor], Tensor]
 
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
@@ -70,3 +74,59 @@ def cayley_linear(x: Tensor, W: Tensor) -> Tensor:
     R = torch.linalg.inv(torch.addmm(I + UT.mT - UT, VT, VT.mT))
     y = torch.addmm(xU, torch.addmm(xU, xV, VT.mT, alpha=-1), R, beta=-1, alpha=2)
     return y.view(*x.shape[:-1], m)
+
+
+def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
+    r"""Semi-orthogonal matrix nearest to `W`, by the iteration of Bjorck and Bowie (1971).
+
+    .. math:: X \leftarrow X + \tfrac12 X (I - X^* X)
+
+    moves each singular value towards 1, from anywhere in (0, sqrt 3); `W` is first divided by an upper bound of its
+    norm. Small values grow by half in each iteration, so 20 of them reach 1 within 1e-5 where the condition number
+    of `W` is below 500. No value ends above 1.
+
+    Arguments:
+        W: Real or complex matrices, of shape (..., m, n).
+        iterations: Number of iterations.
+
+    >>> Q = bjorck(torch.randn(5, 3, dtype=torch.float64))
+    >>> torch.dist(Q.mT @ Q, torch.eye(3)).item() < 1e-12
+    True
+    """
+    if W.shape[-2] < W.shape[-1]:
+        return bjorck(W.mT, iterations).mT
+    X = W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny)
+    for _ in range(iterations):
+        X = 1.5 * X - 0.5 * (X @ (X.mH @ X))
+    return X
+
+
+def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:
+    r"""Upper bound of the spectral norm of `W` (..., m, n), too large by n^(1/32) at the most.
+
+    It is the power iteration from every vector at once: :math:`\|G^{p}\|_F^{1/2p}` with :math:`G = W^* W` and p a power
+    of 2, found by squaring. An iterate from one vector would be a lower bound, and prove nothing.
+
+    >>> norm_bound(torch.eye(2)) >= 1
+    tensor(True)
+    """
+    if W.shape[-2] < W.shape[-1]:
+        W = W.mH
+    if W.shape[-1] == 0:
+        return W.new_zeros(W.shape[:-2])
+    scale = W.abs().amax((-2, -1), keepdim=True)
+    G = W / scale.where(scale > 0, 1)
+    G, bound, root = G.mH @ G, scale, 2
+    for k in range(squarings + 1):
+        G = G @ G if k else G
+        norm = torch.linalg.matrix_norm(G, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
+        G, bound, root = G / norm, bound * norm ** (1 / root), 2 * root
+    return bound[..., 0, 0]
+
+
+def orthogonalizer(name: str) -> Orthogonalizer:
+    """The function called `name`: "bjorck" or "cayley"."""
+    functions: dict[str, Orthogonalizer] = {"bjorck": bjorck, "cayley": cayley}
+    if name not in functions:
+        raise ValueError(f"orthogonalizer must be one of {', '.join(map(repr, functions))}, got {name!r}")
+    return functions[name]

@@ -5,11 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from oracles import conv_matrix, downsample_matrix, grouped
+from oracles import bcop_kernel, conv_matrix, downsample_matrix, grouped, padded_cayley, polar, power_method
 from torch import Tensor, nn
 
 from orthoconv.linalg import cayley
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d
+from orthoconv.nn import (
+    BCOPConv2d,
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CircularConv2d,
+    OSSNConv2d,
+    RKOConv2d,
+    SVCMConv2d,
+)
 
 
 @dataclass(frozen=True)
@@ -79,10 +87,12 @@ class Contract:
     guarantee: Literal["orthogonal", "nonexpansive", "none"]
     oracle: Callable[[nn.Module, Case], Tensor]
     transposed: bool = False
+    gradient_options: dict[str, Any] = field(default_factory=dict)  # with which derivatives are exact
+    second_order: bool = True  # whether second derivatives are, too
 
-    def layer(self, case: Case, dtype: torch.dtype = torch.float64) -> nn.Module:
+    def layer(self, case: Case, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
         i, o = (case.o, case.i) if self.transposed else (case.i, case.o)
-        return self.build(i, o, case.k, **case.options, dtype=dtype)
+        return self.build(i, o, case.k, **case.options, **options, dtype=dtype)
 
     def input_shape(self, case: Case) -> tuple[int, int, int]:
         return (case.o, *case.inner_size) if self.transposed else (case.i, *case.size)
@@ -100,14 +110,54 @@ def cayley_matrix(layer: nn.Module, case: Case) -> Tensor:
     return Q @ downsample_matrix(case.i, case.size, case.stride)
 
 
-def _with_signs(*args: Any, **kwargs: Any) -> nn.Module:
-    return CayleyConv2d(*args, **kwargs, signs="random")
+def kernel_matrix(layer: nn.Module, case: Case, kernel: Tensor) -> Tensor:
+    """The matrix of a layer that convolves with that kernel."""
+    C = grouped(kernel.detach(), layer.groups, lambda W: conv_matrix(W, case.inner_size, layer.dilation))
+    return C @ downsample_matrix(case.i, case.size, case.stride)
+
+
+def plain_matrix(layer: nn.Module, case: Case) -> Tensor:
+    return kernel_matrix(layer, case, layer.weight)
+
+
+def rko_matrix(layer: nn.Module, case: Case) -> Tensor:
+    orthogonal = {"bjorck": polar, "cayley": padded_cayley}[layer.orthogonalizer]
+    W = layer.weight.detach()
+    rows = torch.cat([orthogonal(part.flatten(1)) for part in W.chunk(layer.groups)])
+    return kernel_matrix(layer, case, rows.view(W.shape) / (W.shape[2] * W.shape[3]) ** 0.5)
+
+
+def bcop_matrix(layer: nn.Module, case: Case) -> Tensor:
+    orthogonal = {"bjorck": polar, "cayley": padded_cayley}[layer.orthogonalizer]
+    kernels = []
+    for k, weight in enumerate(layer.weight.detach()):
+        projectors = () if layer.projectors is None else layer.projectors[k].detach()
+        kernel = bcop_kernel(orthogonal(weight), [orthogonal(N) for N in projectors], layer.kernel_shape[2:])
+        kernels.append(kernel if kernel.shape[1] == layer.kernel_shape[1] else kernel.transpose(0, 1))
+    return kernel_matrix(layer, case, torch.cat(kernels))
+
+
+def ossn_matrix(layer: nn.Module, case: Case) -> Tensor:
+    W = layer.weight.detach()
+    C = grouped(W, layer.groups, lambda part: conv_matrix(part, case.inner_size, layer.dilation))
+    return kernel_matrix(layer, case, W / max(1.0, power_method(C, layer.iterations)))
+
+
+def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
+    return lambda *args, **kwargs: layer(*args, **kwargs, **options)
 
 
 LAYERS = {
     "CayleyConv2d": Contract(CayleyConv2d, "orthogonal", cayley_matrix),
-    "CayleyConv2d signs": Contract(_with_signs, "orthogonal", cayley_matrix),
+    "CayleyConv2d signs": Contract(_with(CayleyConv2d, signs="random"), "orthogonal", cayley_matrix),
     "CayleyConvTranspose2d": Contract(
         CayleyConvTranspose2d, "orthogonal", lambda layer, case: cayley_matrix(layer, case).mT, transposed=True
     ),
+    "BCOPConv2d": Contract(BCOPConv2d, "orthogonal", bcop_matrix),
+    "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
+    "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),
+    "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
+    "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 300}, second_order=False),
+    "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
+    "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),
 }

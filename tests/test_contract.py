@@ -142,7 +142,7 @@ def test_round_trips(contract: Contract) -> None:
 @gradient_case
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_gradients(contract: Contract, case: Case, mode: str) -> None:
-    layer = contract.layer(case).train(mode == "train")
+    layer = contract.layer(case, **contract.gradient_options).train(mode == "train")
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
@@ -150,7 +150,8 @@ def test_gradients(contract: Contract, case: Case, mode: str) -> None:
 
     inputs = (images(contract, case, b=2).requires_grad_(), *(p.detach().requires_grad_() for p in parameters))
     torch.autograd.gradcheck(run, inputs)
-    torch.autograd.gradgradcheck(run, inputs)
+    if contract.second_order:
+        torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
 @every_layer
@@ -158,7 +159,8 @@ def test_one_instance_serves_every_size(contract: Contract) -> None:
     layers = contract.layer(Case(3, 3, 3, (4, 4))), contract.layer(Case(3, 3, 3, (4, 4))).eval()
     for layer in layers:
         for size in [(4, 4), (5, 7), (1, 3), (8, 2), (4, 4), (6, 6), (9, 1), (5, 7)]:
-            assert_orthogonal(layer, (3, *size)) if contract.guarantee == "orthogonal" else layer(torch.ones(3, *size))
+            matrix = dense_matrix(layer, (3, *size))
+            assert torch.dist(matrix, contract.oracle(layer, Case(3, 3, 3, size))) <= 100 * EPS * len(matrix)
 
 
 @every_layer

@@ -1,10 +1,10 @@
 """The arguments, checks and geometry that every convolution here shares."""
 
-__all__ = ["BaseConv2d", "Padding", "check_dtype", "check_positive"]
+__all__ = ["BaseConv2d", "Padding", "check_dtype", "check_positive", "pair"]
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ class BaseConv2d(Reparametrized):
     a kernel of shape `kernel_shape`; `transposed` ones are the adjoint of the convolution out -> in.
     """
 
+    orthogonal: ClassVar[bool] = False
     transposed: ClassVar[bool] = False
     bias: nn.Parameter | None
 
@@ -49,14 +50,15 @@ class BaseConv2d(Reparametrized):
             raise ValueError(f'padding_mode must be "circular", got {padding_mode!r}')
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = _pair("kernel_size", kernel_size)
-        self.stride = _pair("stride", stride)
-        self.dilation = _pair("dilation", dilation)
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = pair("stride", stride)
+        self.dilation = pair("dilation", dilation)
         self.groups = groups
         self.padding_mode = padding_mode
         self.padding = self._check_padding(padding)
+        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
         if bias:
-            self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.empty(out_channels, **self._factory))
         else:
             self.register_parameter("bias", None)
 
@@ -88,6 +90,20 @@ class BaseConv2d(Reparametrized):
     def forward(self, x: Tensor) -> Tensor:
         y = self._map(x, adjoint=self.transposed)
         return y if self.bias is None else y + self.bias[:, None, None]
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """The x for which an orthogonal layer returns `y`, exactly: the inverse of an isometry is its adjoint.
+
+        With more outputs than inputs it is the left inverse, and `y` is projected on the range of the layer.
+        """
+        o, i = self.kernel_shape[0], self.kernel_shape[1] * self.groups
+        i, o = (o, i) if self.transposed else (i, o)
+        if i > o or not self.orthogonal:
+            raise ValueError(
+                f"{type(self).__name__} {self.in_channels} -> {self.out_channels} with stride {self.stride} has no "
+                f"inverse: it {'maps' if self.orthogonal else 'is not orthogonal; it maps'} {i} channels to {o}"
+            )
+        return self._map(y if self.bias is None else y - self.bias[:, None, None], adjoint=not self.transposed)
 
     def _map(self, x: Tensor, *, adjoint: bool) -> Tensor:
         """Linear part of the layer that this one transposes, or is: downsample, convolve; or the adjoint."""
@@ -163,8 +179,9 @@ def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def _pair(name: str, value: int | Sequence[int]) -> Pair:
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
+def pair(name: str, value: int | Sequence[int]) -> Pair:
+    """A positive int twice, or a pair of them; or a ValueError that names the argument."""
+    both = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(both) != 2 or not all(isinstance(v, int) and v > 0 for v in both):
         raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
-    return (pair[0], pair[1])
+    return (both[0], both[1])

@@ -1,21 +1,18 @@
-"""Orthogonal layers by the Cayley transform.
+"""Orthogonal convolutions by the Cayley transform.
 
 Trockman and Kolter, Orthogonalizing Convolutional Layers with the Cayley Transform, ICLR 2021.
 """
 
-__all__ = ["CayleyConv2d", "CayleyConvTranspose2d", "CayleyLinear"]
+__all__ = ["CayleyConv2d", "CayleyConvTranspose2d"]
 
-import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from orthoconv.linalg import cayley, cayley_linear
-from orthoconv.nn.base import Padding, check_dtype, check_positive
-from orthoconv.nn.memory import Pair, Reparametrized, full_precision
-from orthoconv.nn.spectral import Signs, SpectralConv2d, check_signs, weight_norm
+from orthoconv.linalg import cayley
+from orthoconv.nn.base import Padding
+from orthoconv.nn.memory import Pair
+from orthoconv.nn.spectral import Signs, SpectralConv2d
 
 
 class CayleyConv2d(SpectralConv2d):
@@ -103,76 +100,3 @@ class CayleyConvTranspose2d(SpectralConv2d):
                 f"padding={self.padding!r}, dilation={self.dilation}; got {value!r}"
             )
         return expected
-
-
-class CayleyLinear(Reparametrized):
-    """Orthogonal linear layer: the Cayley transform of g V / |V|, in place of `nn.Linear`.
-
-    It keeps the norm of its input if ``in_features <= out_features``, and never increases it.
-
-    >>> layer = CayleyLinear(512, 10)
-    >>> layer(torch.randn(2, 512)).shape
-    torch.Size([2, 10])
-    """
-
-    bias: nn.Parameter | None
-    signs: Tensor | None
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        signs: Signs = None,
-    ) -> None:
-        super().__init__()
-        check_positive(in_features=in_features, out_features=out_features)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.g = nn.Parameter(torch.empty((), device=device, dtype=dtype))
-        self.register_buffer("signs", check_signs(signs, in_features, self.weight))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
-        else:
-            self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """PyTorch's initialisation of a linear layer; g = |V|, so that the matrix starts as V."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        nn.init.constant_(self.g, torch.linalg.vector_norm(self.weight.detach()))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.in_features)
-            nn.init.uniform_(self.bias, -bound, bound)
-
-    @property
-    def kernel(self) -> Tensor:
-        """The matrix before the transform, g V / |V|."""
-        return weight_norm(self.weight, self.g)
-
-    def sources(self) -> tuple[Tensor, ...]:
-        return (self.weight, self.g) if self.signs is None else (self.weight, self.g, self.signs)
-
-    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
-        V, g, *signs = sources
-        Q = cayley(weight_norm(V, g))
-        return Q * signs[0] if signs else Q
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 1 or x.shape[-1] != self.in_features:
-            raise ValueError(f"CayleyLinear takes inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
-        x = check_dtype("CayleyLinear", x, self.weight.dtype)
-        with full_precision(x):
-            rows = x.numel() // self.in_features
-            if self.remembers or rows >= self.in_features - self.out_features:
-                return F.linear(x, self.recall(), self.bias)
-            self.check_finite()  # what follows is the same product, without forming the matrix
-            y = cayley_linear(x if self.signs is None else x * self.signs, self.kernel)
-            return y if self.bias is None else y + self.bias
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,8 +1,37 @@
 """Invertible downsampling: blocks of pixels become channels (Section 5.1; Jacobsen et al., i-RevNet, 2018)."""
 
-__all__ = ["depth_to_space", "space_to_depth"]
+__all__ = ["InvertibleDownsample", "depth_to_space", "space_to_depth"]
 
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class InvertibleDownsample(nn.Module):
+    """Blocks of s x s pixels to channels: a permutation, so nothing is lost.
+
+    >>> import torch
+    >>> InvertibleDownsample(2)(torch.zeros(1, 3, 4, 6)).shape
+    torch.Size([1, 12, 2, 3])
+    """
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        if not isinstance(block, int) or block < 1:
+            raise ValueError(f"block must be a positive int, got {block!r}")
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[-2] % self.block or x.shape[-1] % self.block:
+            raise ValueError(
+                f"InvertibleDownsample({self.block}) takes (b, c, h, w) with sides it divides, got {tuple(x.shape)}"
+            )
+        return space_to_depth(x, (self.block, self.block))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """The image whose blocks were moved."""
+        return depth_to_space(y, (self.block, self.block))
+
+    def extra_repr(self) -> str:
+        return f"{self.block}"
 
 
 def space_to_depth(x: Tensor, block: tuple[int, int]) -> Tensor:

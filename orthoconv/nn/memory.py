@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ class Reparametrized(nn.Module, ABC):
     the parameters in every mode; where only the input's are asked for, the operator is not computed again.
     """
 
+    depends_on_size: ClassVar[bool] = True
     _snapshot: tuple[Tensor, ...]
     _memory: dict[Pair, Tensor]
 
@@ -45,6 +46,7 @@ class Reparametrized(nn.Module, ABC):
     def recall(self, size: Pair = (1, 1)) -> Tensor:
         """Operator for images of that size, from memory where that is allowed."""
         sources = self.sources()
+        size = size if self.depends_on_size else (1, 1)
         compute = partial(self._compute, size)
         if not self.remembers or not _is_concrete(sources):
             self.check_finite()

@@ -5,7 +5,7 @@ __all__ = ["Signs", "SpectralConv2d", "check_signs", "weight_norm"]
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ class SpectralConv2d(BaseConv2d):
     `g`, `bias`, and `signs`, a buffer or None.
     """
 
+    orthogonal: ClassVar[bool] = True
     signs: Tensor | None
 
     def __init__(
@@ -46,8 +47,8 @@ class SpectralConv2d(BaseConv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode,
             device, dtype,
         )  # fmt: skip
-        self.weight = nn.Parameter(torch.empty(self.kernel_shape, device=device, dtype=dtype))
-        self.g = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(self.kernel_shape, **self._factory))
+        self.g = nn.Parameter(torch.empty((), **self._factory))
         self.register_buffer("signs", check_signs(signs, groups * self.kernel_shape[1], self.weight))
         self.reset_parameters()
 
@@ -83,19 +84,6 @@ class SpectralConv2d(BaseConv2d):
 
     def spectrum(self, size: Pair) -> Tensor:
         return self.recall(self._inner_size(size))
-
-    def inverse(self, y: Tensor) -> Tensor:
-        """The x for which the layer returns `y`, exactly: the inverse of an isometry is its adjoint.
-
-        With more outputs than inputs it is the left inverse, and `y` is projected on the range of the layer.
-        """
-        o, i = self.kernel_shape[0], self.kernel_shape[1] * self.groups
-        if (o > i) if self.transposed else (i > o):
-            raise ValueError(
-                f"{type(self).__name__} {self.in_channels} -> {self.out_channels} with stride {self.stride} has no "
-                f"inverse: it maps {o if self.transposed else i} channels to {i if self.transposed else o}"
-            )
-        return self._map(y if self.bias is None else y - self.bias[:, None, None], adjoint=not self.transposed)
 
 
 def weight_norm(V: Tensor, g: Tensor) -> Tensor:

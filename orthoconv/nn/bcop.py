@@ -1,0 +1,88 @@
+"""Block convolution orthogonal parametrisation (BCOP).
+
+Li et al., Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks, NeurIPS 2019; after
+Xiao et al., Dynamical Isometry and a Mean Field Theory of CNNs, 2018.
+"""
+
+__all__ = ["BCOPConv2d"]
+
+from itertools import zip_longest
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from orthoconv.linalg import orthogonalizer as find_orthogonalizer
+from orthoconv.nn.kernel import KernelConv2d
+from orthoconv.nn.memory import Pair
+
+
+class BCOPConv2d(KernelConv2d):
+    """Orthogonal convolution with a kernel of exactly k x k taps, from 2 (k - 1) projections and one matrix.
+
+    The two-tap filter with P and I - P, where P is a symmetric projection, is orthogonal: at each frequency its matrix
+    P + z (I - P) is unitary. So is the product of k - 1 such filters down and k - 1 across, with a (semi-)orthogonal
+    matrix H at the side with fewer channels. P has rank c // 2, c the larger number of channels, and is N N* for an
+    orthogonal N (c, c // 2).
+
+    Arguments are those of `CayleyConv2d` without `signs`, and
+
+        orthogonalizer: What makes H and the N orthogonal: "bjorck", or "cayley" for the paper's CayleyBCOP.
+
+    Attributes: `weight`, before it becomes H, (groups, min, c); `projectors`, before they become N,
+    (groups, kh + kw - 2, c, c // 2), or None for one tap; `bias`.
+
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(BCOPConv2d(4, 4, 3, dtype=torch.float64), (4, 5, 6)) < 1e-12
+    True
+    """
+
+    orthogonal: ClassVar[bool] = True
+    projectors: nn.Parameter | None
+
+    def __init__(self, *args: Any, orthogonalizer: str = "bjorck", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.orthogonalizer, self._function = orthogonalizer, find_orthogonalizer(orthogonalizer)
+        o, i, kh, kw = self.kernel_shape
+        o //= self.groups
+        c = max(o, i)
+        self.weight = nn.Parameter(torch.empty(self.groups, min(o, i), c, **self._factory))
+        if kh == kw == 1:
+            self.register_parameter("projectors", None)
+        else:
+            self.projectors = nn.Parameter(torch.empty(self.groups, kh + kw - 2, c, c // 2, **self._factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Orthogonal matrices divided by sqrt(c), as in the BCOP paper."""
+        for matrix in (*self.weight, *(() if self.projectors is None else self.projectors.flatten(0, 1))):
+            if matrix.numel():
+                nn.init.orthogonal_(matrix, gain=matrix.shape[-2] ** -0.5)
+        self.reset_bias()
+
+    def sources(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.projectors is None else (self.weight, self.projectors)
+
+    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
+        weight, *projectors = sources
+        o, i, kh, _ = self.kernel_shape
+        K = self._function(weight)[:, None, None]  # (g, 1, 1, min, c)
+        N = self._function(projectors[0]).unbind(1) if projectors else ()  # (g, c, c // 2) each
+        for filters in zip_longest(N[: kh - 1], N[kh - 1 :]):
+            for axis, n in zip((1, 2), filters, strict=True):
+                K = K if n is None else _two_taps(K, n[:, None, None], axis)
+        K = K.permute(0, 3, 4, 1, 2)  # (g, min, c, kh, kw)
+        K = K if o // self.groups <= i else K.transpose(1, 2)
+        return K.flatten(0, 1)  # (o, i, kh, kw)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, orthogonalizer={self.orthogonalizer!r}"
+
+
+def _two_taps(K: Tensor, N: Tensor, axis: int) -> Tensor:
+    """Block convolution of the kernel `K` (g, kh, kw, m, c) with the filter (P, I - P) along an axis, P = N N*."""
+    first = (K @ N) @ N.mT
+    second = K - first
+    end, start = ((0, 1), (1, 0)) if axis == 2 else ((0, 0, 0, 1), (0, 0, 1, 0))
+    return F.pad(first, (0, 0, 0, 0, *end)) + F.pad(second, (0, 0, 0, 0, *start))

@@ -1,0 +1,58 @@
+"""Fixed affine maps as layers, so that inputs stay in [0, 1] and the bound of a model counts them."""
+
+__all__ = ["Normalize", "Scale"]
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std for each channel; without `std`, centring only, which leaves distances as they are.
+
+    >>> Normalize([0.5], [0.25])(torch.ones(1, 1, 1, 1)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float] | None = None) -> None:
+        super().__init__()
+        std = [1.0] * len(mean) if std is None else std
+        if len(mean) != len(std) or not all(math.isfinite(v) for v in mean):
+            raise ValueError(f"Normalize takes a finite mean and as many std as channels, got {mean!r} and {std!r}")
+        if not all(math.isfinite(v) and v > 0 for v in std):
+            raise ValueError(f"Normalize takes standard deviations that are positive, got {std!r}")
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.get_default_dtype()))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.get_default_dtype()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3 or x.shape[-3] != len(self.mean):
+            raise ValueError(f"Normalize takes images with {len(self.mean)} channels, got shape {tuple(x.shape)}")
+        return (x - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def extra_repr(self) -> str:
+        return f"mean={self.mean.tolist()}, std={self.std.tolist()}"
+
+
+class Scale(nn.Module):
+    """Multiplication by a fixed number.
+
+    >>> Scale(0.5)(torch.ones(2))
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        if not math.isfinite(factor):
+            raise ValueError(f"factor must be finite, got {factor!r}")
+        self.factor = float(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def extra_repr(self) -> str:
+        return f"{self.factor}"

@@ -1,0 +1,30 @@
+"""Residual connections that are not expansive (Section 5.1)."""
+
+__all__ = ["ConvexResidual"]
+
+import torch
+from torch import Tensor, nn
+
+
+class ConvexResidual(nn.Module):
+    """Convex combination s f(x) + (1 - s) skip(x), s = sigmoid(alpha) learnable.
+
+    It is 1-Lipschitz if `f` and `skip` are.
+
+    Arguments:
+        f: The residual branch.
+        skip: The other branch; by default the identity.
+
+    >>> ConvexResidual(nn.Tanh())(torch.zeros(3))
+    tensor([0., 0., 0.], grad_fn=<LerpBackward1>)
+    """
+
+    def __init__(self, f: nn.Module, skip: nn.Module | None = None) -> None:
+        super().__init__()
+        self.f = f
+        self.skip = nn.Identity() if skip is None else skip
+        self.alpha = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = torch.sigmoid(self.alpha)
+        return torch.lerp(self.skip(x), self.f(x), s)
