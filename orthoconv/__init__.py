@@ -1,8 +1,21 @@
 """Orthogonal convolutions for PyTorch, with robustness certificates that can be trusted."""
 
-from orthoconv import fourier, linalg, nn, testing
+from orthoconv import fourier, linalg, models, nn, testing
 from orthoconv.linalg import cayley
+from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound, register_lipschitz_rule
 from orthoconv.nn.memory import frozen
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cayley", "fourier", "frozen", "linalg", "nn", "testing"]
+__all__ = [
+    "__version__",
+    "cayley",
+    "empirical_lipschitz",
+    "fourier",
+    "frozen",
+    "linalg",
+    "lipschitz_bound",
+    "models",
+    "nn",
+    "register_lipschitz_rule",
+    "testing",
+]

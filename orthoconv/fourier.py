@@ -118,7 +118,7 @@ def spectral_conv2d(x: Tensor, D: Tensor) -> Tensor:
     X = X.permute(1, 3, 0, 2).contiguous()  # (g, f, b, i)
     Y = _ContiguousGrad.apply(X @ D.mT)  # (g, f, b, o)
     Y = Y.permute(2, 0, 3, 1).flatten(1, 2)  # (b, g o, f)
-    y: Tensor = torch.fft.irfft2(Y.unflatten(2, (h, w // 2 + 1)), s=(h, w))
+    y: Tensor = _ContiguousGrad.apply(torch.fft.irfft2(Y.unflatten(2, (h, w // 2 + 1)), s=(h, w)))
     return y
 
 
@@ -203,7 +203,8 @@ class _ContiguousGrad(torch.autograd.Function):
     """Identity whose gradient is contiguous.
 
     The gradient of an inverse FFT arrives with the frequency axis innermost, and a batched product of such
-    matrices copies them one at a time.
+    matrices copies them one at a time. The FFT of an expanded gradient, such as that of a sum, fails in older
+    versions of torch.
     """
 
     generate_vmap_rule = True

@@ -5,7 +5,18 @@ import torch
 from torch import nn
 
 from orthoconv import frozen
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+from orthoconv.nn import (
+    BCOPConv2d,
+    BjorckLinear,
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CayleyLinear,
+    CircularConv2d,
+    MaxMin,
+    OSSNConv2d,
+    RKOConv2d,
+    SVCMConv2d,
+)
 from orthoconv.testing import norm_ratios
 
 
@@ -20,9 +31,27 @@ def network() -> nn.Sequential:
     )
 
 
+def alternatives() -> nn.Sequential:
+    return nn.Sequential(
+        BCOPConv2d(2, 4, 3),
+        MaxMin(),
+        RKOConv2d(4, 8, 4, stride=2),
+        OSSNConv2d(8, 4, 3),
+        SVCMConv2d(4, 4, 3),
+        CircularConv2d(4, 4, 3),
+        BCOPConv2d(4, 4, 2, orthogonalizer="cayley"),
+        nn.Flatten(),
+        BjorckLinear(64, 3),
+    )
+
+
+both = pytest.mark.parametrize("make", [network, alternatives])
+
+
+@both
 @pytest.mark.parametrize("training", [True, False])
-def test_autocast_leaves_the_transform_in_float32(training: bool) -> None:
-    model, x = network().train(training), torch.randn(2, 2, 8, 8)
+def test_autocast_leaves_the_transform_in_float32(make, training: bool) -> None:
+    model, x = make().train(training), torch.randn(2, 2, 8, 8)
     expected = model(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = model(x)
@@ -43,11 +72,12 @@ def test_autocast_between_other_layers() -> None:
     assert (ratios - 1).abs().max() < 1e-5
 
 
+@both
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("training", [True, False])
-def test_compiled_numbers_are_the_same(training: bool) -> None:
+def test_compiled_numbers_are_the_same(make, training: bool) -> None:
     torch._dynamo.reset()
-    model, x = network().double().train(training), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    model, x = make().double().train(training), torch.randn(2, 2, 8, 8, dtype=torch.float64)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     expected, y = model(x), compiled(x)
     torch.testing.assert_close(y, expected)
@@ -56,10 +86,11 @@ def test_compiled_numbers_are_the_same(training: bool) -> None:
 
 
 @pytest.mark.slow
+@both
 @pytest.mark.filterwarnings("ignore:.*")
-def test_compiled_with_inductor() -> None:
+def test_compiled_with_inductor(make) -> None:
     torch._dynamo.reset()
-    model, x = network(), torch.randn(2, 2, 8, 8)
+    model, x = make(), torch.randn(2, 2, 8, 8)
     compiled = torch.compile(model)
     expected, y = model(x), compiled(x)
     torch.testing.assert_close(y, expected)
@@ -67,9 +98,10 @@ def test_compiled_with_inductor() -> None:
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 
 
+@both
 @pytest.mark.parametrize("training", [True, False])
-def test_torch_func(training: bool) -> None:
-    model, x = network().double().train(training), torch.randn(3, 2, 8, 8, dtype=torch.float64)
+def test_torch_func(make, training: bool) -> None:
+    model, x = make().double().train(training), torch.randn(3, 2, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(torch.func.vmap(lambda image: model(image[None])[0])(x), model(x))
     jacobians = torch.func.vmap(torch.func.jacrev(lambda image: model(image[None])[0]))(x)
     expected = torch.autograd.functional.jacobian(lambda batch: model(batch).sum(0), x).transpose(0, 1)
@@ -94,16 +126,17 @@ def test_an_ensemble_of_models_under_vmap() -> None:
     torch.testing.assert_close(y, torch.stack([m(x) for m in models]))
 
 
-def test_meta_device() -> None:
+@both
+def test_meta_device(make) -> None:
     with torch.device("meta"):
-        model = network()
+        model = make()
     for mode in (True, False):
         assert model.train(mode)(torch.empty(5, 2, 8, 8, device="meta")).shape == (5, 3)
     model.to_empty(device="cpu")
     for layer in model:
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
-    model.load_state_dict(network().state_dict())
+    model.load_state_dict(make().state_dict())
     assert model(torch.randn(1, 2, 8, 8)).isfinite().all()
 
 

@@ -172,8 +172,7 @@ def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in the precision of the parameters, which autocast may have lowered; otherwise they must agree."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
-    kind = x.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
     if x.dtype != dtype and not (autocast and x.is_floating_point()):
         raise TypeError(f"{name} with parameters of {dtype} takes inputs of that dtype, got {x.dtype}")
     return x.to(dtype)

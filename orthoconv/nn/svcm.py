@@ -37,15 +37,14 @@ class SVCMConv2d(WeightConv2d):
             raise ValueError(f'mode must be "orthogonal" or "clip", got {mode!r}')
         super().__init__(*args, **kwargs)
         self.mode = mode
-        self.last_size: Pair | None = None
+        self._last_size: Pair | None = None
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return sources[0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        self.last_size = (x.shape[-2], x.shape[-1])
-        return y
+    def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
+        self._last_size = (x.shape[-2], x.shape[-1])  # after the downsampling
+        return super().convolve(x, operator, adjoint=adjoint)
 
     @torch.no_grad()
     def project(self, iterations: int = 1, size: Pair | None = None) -> None:
@@ -55,10 +54,9 @@ class SVCMConv2d(WeightConv2d):
             iterations: Number of alternations; one is enough for a kernel of one tap.
             size: Size of the layer's input images; by default that of the last forward pass.
         """
-        size = size or self.last_size
-        if size is None:
+        inner = self._last_size if size is None else self._inner_size(size)
+        if inner is None:
             raise ValueError("project needs the size of the images: call the layer once before, or pass size=(h, w)")
-        inner = self._inner_size(size)
         for _ in range(iterations):
             D = fourier.spectrum(self.weight, inner, dilation=self.dilation, groups=self.groups)
             U, values, V = torch.linalg.svd(D, full_matrices=False)

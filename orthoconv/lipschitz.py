@@ -1,0 +1,255 @@
+"""Lipschitz constants: a sound upper bound from the layers of a model, and a lower bound by looking for one."""
+
+__all__ = ["empirical_lipschitz", "lipschitz_bound", "register_lipschitz_rule"]
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv import fourier
+from orthoconv.nn import ConvexResidual, GroupSort, InvertibleDownsample, MaxMin, Normalize, Scale, ScaledAvgPool2d
+from orthoconv.nn.base import BaseConv2d
+from orthoconv.nn.linear import BaseLinear
+from orthoconv.nn.memory import frozen
+
+Child = Callable[[str, nn.Module, Tensor], float]
+Rule = Callable[[nn.Module, Tensor, Child], float]
+
+_RULES: dict[type[nn.Module], Rule] = {}
+
+
+def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
+    """Upper bound of the Lipschitz constant of `model`, in the l2 norm, for inputs of that shape.
+
+    It is made of the norms of the layers as they are: a convolution counts with the largest singular value of its
+    operator in the precision of its parameters, found in float64 and rounded up; so "1" may become 1.0000003. It
+    bounds the function of exact arithmetic with these operators, not the rounding of a forward pass.
+
+    Arguments:
+        model: Made of layers that have a rule; see `register_lipschitz_rule`.
+        input_shape: Shape of one input, without the batch.
+
+    >>> from orthoconv.nn import CayleyConv2d
+    >>> round(lipschitz_bound(nn.Sequential(CayleyConv2d(3, 8, 3), nn.ReLU(), Scale(0.5)), (3, 8, 8)), 4)
+    0.5
+    """
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    x = torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
+    with torch.no_grad(), frozen(model):
+        return _bound(model, x, type(model).__name__)
+
+
+def register_lipschitz_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Decorator for the rule of a type of module: a function of (module, input, child) that returns its bound.
+
+    The input is a tensor of the right shape, and ``child(name, module, input)`` is the bound of a module inside.
+    The rule is used for subclasses, too, unless they have a forward of their own.
+
+    >>> class Negative(nn.Module):
+    ...     def forward(self, x):
+    ...         return -x
+    >>> rule = register_lipschitz_rule(Negative)(lambda module, x, child: 1.0)
+    >>> lipschitz_bound(Negative(), (3,))
+    1.0
+    """
+
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(types, rule))
+        return rule
+
+    return register
+
+
+def _bound(module: nn.Module, x: Tensor, path: str) -> float:
+    kind = type(module)
+    known = next((cls for cls in kind.__mro__ if cls in _RULES), None)
+    if known is None or kind.forward is not known.forward or "forward" in vars(module):
+        raise TypeError(
+            f"lipschitz_bound has no rule for {kind.__module__}.{kind.__name__}, at {path}; "
+            f"give it one with orthoconv.register_lipschitz_rule"
+        )
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise TypeError(f"lipschitz_bound cannot see what the forward hooks of {path} do; remove them")
+    bound = _RULES[known](module, x, lambda name, child, y: _bound(child, y, f"{path}.{name}"))
+    if not math.isfinite(bound):
+        raise ValueError(f"lipschitz_bound found {bound} at {path} ({kind.__name__}); are its weights finite?")
+    return bound
+
+
+def _norm(D: Tensor) -> float:
+    """Largest singular value among matrices (..., m, n), rounded up."""
+    D = D.detach().to(torch.complex128 if D.is_complex() else torch.float64)
+    D = D if D.shape[-2] >= D.shape[-1] else D.mH
+    largest = torch.linalg.eigvalsh(D.mH @ D)[..., -1].max().clamp_min(0).sqrt().item()
+    return float(largest * (1 + 10 * max(D.shape[-2:]) * torch.finfo(torch.float64).eps))
+
+
+@register_lipschitz_rule(nn.Sequential)
+def _sequential(module: nn.Module, x: Tensor, child: Child) -> float:
+    bound = 1.0
+    for name, layer in module.named_children():
+        bound *= child(name, layer, x)
+        x = layer(x)
+    return bound
+
+
+@register_lipschitz_rule(ConvexResidual)
+def _residual(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, ConvexResidual)
+    s = torch.sigmoid(module.alpha.double()).item()
+    return s * child("f", module.f, x) + (1 - s) * child("skip", module.skip, x)
+
+
+@register_lipschitz_rule(BaseConv2d)
+def _convolution(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, BaseConv2d)
+    return _norm(module.spectrum((x.shape[-2], x.shape[-1])))  # groups are blocks: the maximum over them
+
+
+@register_lipschitz_rule(BaseLinear)
+def _reparametrized_linear(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, BaseLinear)
+    return _norm(module.recall())
+
+
+@register_lipschitz_rule(nn.Linear)
+def _linear(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, nn.Linear)
+    return _norm(module.weight)
+
+
+@register_lipschitz_rule(nn.Conv2d)
+def _torch_convolution(module: nn.Module, x: Tensor, child: Child) -> float:
+    """A convolution padded by zeros is a part of the circular one on a torus with room for the kernel."""
+    assert isinstance(module, nn.Conv2d)
+    spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    h, w = x.shape[-2:]
+    if module.padding_mode == "circular":
+        paddings = module._reversed_padding_repeated_twice[::-1]
+        if [sum(paddings[:2]), sum(paddings[2:])] != spans:
+            raise TypeError(f"lipschitz_bound takes circular padding that keeps the size, got {module}")
+    elif module.padding_mode == "zeros":
+        h, w = h + spans[0], w + spans[1]
+    else:
+        raise TypeError(f"lipschitz_bound takes padding by zeros or circular, got {module}")
+    return _norm(fourier.spectrum(module.weight, (h, w), dilation=module.dilation, groups=module.groups))
+
+
+@register_lipschitz_rule(
+    GroupSort, InvertibleDownsample, MaxMin, ScaledAvgPool2d,
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh,
+    nn.Softplus, nn.Softsign, nn.LogSigmoid,
+)  # fmt: skip
+def _one(module: nn.Module, x: Tensor, child: Child) -> float:
+    return 1.0
+
+
+@register_lipschitz_rule(nn.LeakyReLU)
+def _leaky(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, nn.LeakyReLU)
+    return max(1.0, abs(module.negative_slope))
+
+
+@register_lipschitz_rule(nn.Sigmoid)
+def _sigmoid(module: nn.Module, x: Tensor, child: Child) -> float:
+    return 0.25
+
+
+@register_lipschitz_rule(Normalize)
+def _normalize(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, Normalize)
+    return 1 / float(module.std.double().min())
+
+
+@register_lipschitz_rule(Scale)
+def _scale(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, Scale)
+    return abs(module.factor)
+
+
+@register_lipschitz_rule(nn.AvgPool2d, nn.MaxPool2d)
+def _pooling(module: nn.Module, x: Tensor, child: Child) -> float:
+    """Each window is bounded by the norm of its weights (1 for a maximum); a pixel stands in a number of windows."""
+    assert isinstance(module, nn.AvgPool2d | nn.MaxPool2d)
+    (kh, kw), (sh, sw) = (v if isinstance(v, tuple) else (v, v) for v in (module.kernel_size, module.stride))
+    dilated = isinstance(module, nn.MaxPool2d) and module.dilation not in (1, (1, 1))
+    windows = kh * kw if dilated else math.ceil(kh / sh) * math.ceil(kw / sw)
+    weight = 1.0
+    if isinstance(module, nn.AvgPool2d):
+        weight = math.sqrt(kh * kw) / (module.divisor_override or kh * kw)
+        if module.ceil_mode or (module.padding not in (0, (0, 0)) and not module.count_include_pad):
+            weight = max(1.0, weight)  # a window at the border may hold a single pixel
+    return weight * math.sqrt(windows)
+
+
+@register_lipschitz_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout2d)
+def _only_in_eval_mode(module: nn.Module, x: Tensor, child: Child) -> float:
+    if module.training:
+        raise TypeError(f"lipschitz_bound takes {type(module).__name__} in eval mode only; call model.eval()")
+    if not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        return 1.0
+    if module.running_var is None:
+        raise TypeError(f"lipschitz_bound takes {type(module).__name__} with running statistics, got {module}")
+    gain = 1.0 if module.weight is None else module.weight.double().abs()
+    return float((gain / (module.running_var.double() + module.eps).sqrt()).max())
+
+
+def empirical_lipschitz(
+    model: nn.Module,
+    x: Tensor,
+    eps: float,
+    *,
+    steps: int = 10,
+    bounds: tuple[float, float] | None = (0.0, 1.0),
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Local Lipschitz constants found by ascent (Section 5.2; Yang et al., 2020): a lower bound for each example.
+
+    Looks for the perturbation d, of norm at most `eps`, that makes |f(x + d) - f(x)| / |d| large: normalised gradient
+    steps of eps / 4 from a random start.
+
+    Arguments:
+        model: Function of a batch.
+        x: Batch of inputs.
+        eps: Radius of the ball.
+        steps: Steps of ascent.
+        bounds: Smallest and largest value of an input, or None.
+        generator: Source of the random start.
+
+    Returns:
+        Shape (b,), the largest ratio met for each example.
+
+    >>> empirical_lipschitz(Scale(0.5), torch.rand(2, 3), eps=0.1)
+    tensor([0.5000, 0.5000])
+    """
+    if not eps > 0:
+        raise ValueError(f"eps must be positive, got {eps!r}")
+    low, high = (-math.inf, math.inf) if bounds is None else bounds
+
+    def project(d: Tensor) -> Tensor:
+        d = (x + d).clamp(low, high) - x
+        return d * (eps / _rows(d).clamp_min(eps)).view(-1, *[1] * (x.ndim - 1))
+
+    noise = torch.empty(x.shape, dtype=x.dtype).uniform_(-eps, eps, generator=generator)
+    d = project(noise.to(x.device))
+    best = x.new_zeros(len(x))
+    with frozen(model):
+        with torch.no_grad():
+            y = model(x)
+        for step in range(steps + 1):
+            d = d.detach().requires_grad_()
+            ratios = _rows(model(x + d) - y) / _rows(d).clamp_min(torch.finfo(x.dtype).tiny)
+            best = torch.maximum(best, ratios.detach())
+            if step < steps:
+                (grad,) = torch.autograd.grad(ratios.sum(), d)
+                unit = grad / _rows(grad).clamp_min(torch.finfo(x.dtype).tiny).view(-1, *[1] * (x.ndim - 1))
+                d = project(d.detach() + eps / 4 * unit)
+    return best
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Norm of each example."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms

@@ -1,0 +1,221 @@
+"""What is particular to each method beyond the contract."""
+
+import math
+
+import pytest
+import torch
+from oracles import conv_matrix, polar
+from torch import Tensor
+
+from orthoconv import fourier
+from orthoconv.linalg import bjorck, norm_bound
+from orthoconv.nn import BCOPConv2d, BjorckLinear, CircularConv2d, OSSNConv2d, RKOConv2d, SVCMConv2d
+from orthoconv.testing import assert_nonexpansive, assert_orthogonal, orthogonality_error
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+# Bjorck
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (9, 4), (4, 9), (1, 5), (3, 2, 7, 3)])
+def test_bjorck_finds_the_nearest_orthogonal_matrix(shape) -> None:
+    W = random(*shape)
+    expected = torch.stack([polar(w) for w in W.reshape(-1, *shape[-2:])]).view(shape)
+    torch.testing.assert_close(bjorck(W, 60), expected)
+    torch.testing.assert_close(bjorck(1e-9 * W, 60), expected)
+
+
+def test_bjorck_with_twenty_iterations_reaches_condition_number_500() -> None:
+    U, V = polar(random(32, 32)), polar(random(32, 32))
+    values = torch.logspace(0, -math.log10(500), 32, dtype=torch.float64)
+    assert orthogonality_error(bjorck(3.0 * U * values @ V)) < 1e-5
+    values[-1] = 1e-5
+    assert orthogonality_error(bjorck(3.0 * U * values @ V)) > 0.1, "the negative control: too far to reach"
+
+
+def test_bjorck_never_expands() -> None:
+    for scale in (1e-8, 1.0, 1e8):
+        for iterations in (0, 1, 5, 20):
+            assert torch.linalg.svdvals(bjorck(scale * random(8, 12, 7), iterations)).max() <= 1 + 100 * EPS
+
+
+@pytest.mark.parametrize("shape", [(5, 64, 64), (300, 200), (7, 90), (4, 1, 1), (2, 3)])
+def test_norm_bound_is_above_the_norm_and_near_it(shape) -> None:
+    for W in (
+        random(*shape),
+        random(*shape[:-1], 1) * random(1, shape[-1]),
+        1e150 * random(*shape),
+        0 * random(*shape),
+    ):
+        norm, bound = torch.linalg.matrix_norm(W, ord=2), norm_bound(W)
+        assert (bound >= norm * (1 - 100 * EPS)).all()
+        assert (bound <= norm * min(shape[-2:]) ** (1 / 32) * (1 + 1e-9)).all()
+
+
+def test_bjorck_linear() -> None:
+    for i, o in ((3, 3), (5, 2), (2, 5)):
+        layer = BjorckLinear(i, o, dtype=torch.float64)
+        layer.weight.data.add_(0.3 * random(o, i))
+        assert_orthogonal(layer, (i,), atol=1e-10)
+        assert layer.singular_values if hasattr(layer, "singular_values") else True
+    with pytest.raises(ValueError, match="iterations must be a positive int, got 0"):
+        BjorckLinear(3, 3, iterations=0)
+
+
+# BCOP
+
+
+@pytest.mark.parametrize("orthogonalizer", ["bjorck", "cayley"])
+@pytest.mark.parametrize("k", [1, 2, 3, 5, (2, 4)])
+@pytest.mark.parametrize(("i", "o"), [(8, 8), (4, 10), (10, 4), (7, 7)])
+def test_bcop_is_orthogonal_far_from_its_initialisation(orthogonalizer, k, i, o) -> None:
+    layer = BCOPConv2d(i, o, k, orthogonalizer=orthogonalizer, dtype=torch.float64)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(0.5 * p.std().nan_to_num() * torch.randn_like(p))
+    assert orthogonality_error(layer, (i, 5, 6)) < 1e-5
+    assert (layer.singular_values((9, 8)) - 1).abs().max() < 1e-5
+
+
+def test_bcop_has_no_more_taps_than_it_says() -> None:
+    layer = BCOPConv2d(6, 6, 3, dtype=torch.float64)
+    assert layer.kernel.shape == (6, 6, 3, 3)
+    assert (layer.kernel.flatten(2).norm(dim=(0, 1)) > 1e-3).all(), "and it uses them all"
+
+
+def test_bcop_projectors_have_half_the_rank() -> None:
+    layer = BCOPConv2d(6, 7, 3)
+    assert layer.projectors.shape == (1, 4, 7, 3)
+    assert layer.weight.shape == (1, 6, 7)
+
+
+# RKO
+
+
+@pytest.mark.parametrize("orthogonalizer", ["bjorck", "cayley"])
+@pytest.mark.parametrize("k", [1, 2, 3, (1, 4)])
+@pytest.mark.parametrize(("i", "o"), [(3, 3), (2, 9), (9, 2), (1, 12)])
+def test_rko_is_bounded_for_every_shape(orthogonalizer, k, i, o) -> None:
+    layer = RKOConv2d(i, o, k, orthogonalizer=orthogonalizer, dtype=torch.float64)
+    layer.weight.data.copy_(5 * random(*layer.weight.shape))
+    assert_nonexpansive(layer, (i, 4, 5), atol=1e-12)
+    assert_nonexpansive(layer, (i, 2, 2), atol=1e-12)
+
+
+def test_rko_reaches_its_bound() -> None:
+    """The division by sqrt(k k) is not too large: a box filter attains it."""
+    layer = RKOConv2d(1, 1, 3, dtype=torch.float64)
+    layer.weight.data.fill_(0.7)
+    assert abs(layer.singular_values((6, 6)).max() - 1) < 1e-12
+
+
+@pytest.mark.parametrize("layer", [BCOPConv2d, RKOConv2d])
+def test_unknown_orthogonalizer(layer) -> None:
+    with pytest.raises(ValueError, match="orthogonalizer must be one of 'bjorck', 'cayley', got 'qr'"):
+        layer(3, 3, 3, orthogonalizer="qr")
+
+
+# OSSN
+
+
+@pytest.mark.parametrize(("i", "o", "k", "n"), [(3, 32, 3, 32), (32, 64, 3, 16), (8, 8, 5, 7)])
+def test_ossn_brings_large_kernels_near_norm_one(i, o, k, n) -> None:
+    layer = OSSNConv2d(i, o, k)
+    layer.weight.data.mul_(10)
+    exact = float(fourier.singular_values(layer.weight.detach(), (n, n)).max())
+    assert exact > 3
+    norm = float(layer.singular_values((n, n)).max())
+    assert 1 - 1e-5 <= norm < 1.05, "a power iterate is a lower bound, so the quotient is at least 1"
+    precise = OSSNConv2d(i, o, k, iterations=1000)
+    precise.load_state_dict(layer.state_dict())
+    assert 1 - 1e-5 <= float(precise.singular_values((n, n)).max()) < min(norm + 1e-6, 1.002)
+
+
+def test_ossn_leaves_small_kernels_alone() -> None:
+    layer, plain = OSSNConv2d(3, 4, 3), CircularConv2d(3, 4, 3)
+    layer.weight.data.mul_(0.1)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 3, 6, 6)
+    assert torch.equal(layer(x), plain(x))
+
+
+def test_ossn_differentiates_through_the_norm() -> None:
+    """Scaling a kernel of norm above 1 changes nothing, so the gradient along the kernel is zero."""
+    layer = OSSNConv2d(3, 4, 3, iterations=500, bias=False, dtype=torch.float64)
+    layer.weight.data.mul_(10)
+    (grad,) = torch.autograd.grad(layer(random(2, 3, 6, 6)).pow(2).sum(), layer.weight)
+    assert abs((grad * layer.weight).sum()) < 1e-10 * grad.norm() * layer.weight.norm()
+
+
+def test_ossn_has_no_state_beyond_its_parameters() -> None:
+    layer = OSSNConv2d(3, 4, 3)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    x = torch.randn(1, 3, 8, 8)
+    first = layer(x)
+    layer(torch.randn(1, 3, 4, 4))
+    assert torch.equal(layer(x), first)
+
+
+# SVCM
+
+
+@pytest.mark.parametrize(("i", "o", "k", "s", "n"), [(3, 32, 3, 1, 32), (32, 32, 4, 2, 16), (64, 64, 3, 2, 16)])
+def test_svcm_projections_converge(i, o, k, s, n) -> None:
+    """What 50 iterations reach on shapes of KWLarge; docs/models.md has all of them."""
+    layer = SVCMConv2d(i, o, k, stride=s)
+    before = float((layer.singular_values((n, n)) - 1).abs().max())
+    layer.project(50, size=(n, n))
+    after = float((layer.singular_values((n, n)) - 1).abs().max())
+    assert after < 3e-3 < 0.1 < before
+
+
+def test_svcm_first_projection_is_the_nearest_point() -> None:
+    """Against dense matrices: polar factor of the whole convolution, then the mean along each diagonal."""
+    layer, size = SVCMConv2d(3, 3, 3, dtype=torch.float64), (4, 5)
+    Q = polar(conv_matrix(layer.weight.detach(), size)).view(3, 4, 5, 3, 4, 5)
+    expected = torch.zeros(3, 3, 3, 3, dtype=torch.float64)
+    for p in range(3):
+        for q in range(3):
+            for a in range(4):
+                for b in range(5):
+                    expected[:, :, p, q] += Q[:, a, b, :, (a + p - 1) % 4, (b + q - 1) % 5] / 20
+    layer.project(1, size=size)
+    torch.testing.assert_close(layer.weight.detach(), expected)
+
+
+def test_svcm_clip_leaves_small_values() -> None:
+    layer = SVCMConv2d(4, 4, 3, mode="clip", dtype=torch.float64)
+    layer.weight.data.mul_(0.1)
+    before = layer.weight.detach().clone()
+    layer.project(3, size=(6, 6))
+    torch.testing.assert_close(layer.weight.detach(), before)
+    layer.weight.data.mul_(100)
+    layer.project(100, size=(6, 6))
+    assert layer.singular_values((6, 6)).max() < 1.001
+    assert layer.singular_values((6, 6)).min() < 0.9, "clipped, not orthogonal"
+
+
+def test_svcm_uses_the_size_of_the_last_image() -> None:
+    layer = SVCMConv2d(2, 2, 3)
+    with pytest.raises(ValueError, match=r"pass size=\(h, w\)"):
+        layer.project()
+    twin = SVCMConv2d(2, 2, 3)
+    twin.load_state_dict(layer.state_dict())
+    layer(torch.randn(1, 2, 6, 5))
+    layer.project(2)
+    twin.project(2, size=(6, 5))
+    assert torch.equal(layer.weight, twin.weight)
+    with pytest.raises(ValueError, match=r"mode must be .* got 'soft'"):
+        SVCMConv2d(2, 2, 3, mode="soft")
+
+
+def test_nearest_kernel_when_taps_wrap() -> None:
+    weight, size = random(2, 3, 5, 3), (3, 4)
+    D = fourier.spectrum(weight, size, dilation=2)
+    again = fourier.nearest_kernel(D, size, (5, 3), dilation=2)
+    torch.testing.assert_close(fourier.spectrum(again, size, dilation=2), D)

@@ -1,0 +1,156 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from orthoconv import empirical_lipschitz, lipschitz_bound
+from orthoconv.models import NETWORKS, build
+from orthoconv.models.kit import CONVS
+from orthoconv.nn import BCOPConv2d, CayleyLinear, MaxMin, Scale
+
+WIDTH = {"kwlarge": 0.25, "resnet9": 0.125, "wide_resnet10_10": 0.125}
+BOUNDED = {"cayley", "bcop", "cayley_bcop", "rko", "crko"}
+
+every_network = pytest.mark.parametrize("name", NETWORKS)
+every_conv = pytest.mark.parametrize("conv", CONVS)
+
+
+@every_network
+@every_conv
+def test_every_network_with_every_layer(name: str, conv: str) -> None:
+    model = build(name, conv, width=WIDTH[name])
+    x, labels = torch.rand(8, 3, 32, 32), torch.arange(8)
+    loss = F.cross_entropy(10 * model(x), labels)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    length = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    torch.optim.SGD(model.parameters(), lr=0.01 / length.item()).step()
+    assert F.cross_entropy(10 * model(x), labels) < loss
+
+    bound = lipschitz_bound(model, (3, 32, 32))
+    if conv in BOUNDED:
+        assert bound < 1 + 2e-5
+    if conv in {"cayley", "bcop", "cayley_bcop"}:
+        assert bound > 1 - 2e-5
+    assert (empirical_lipschitz(model, x[:2], 0.5, steps=3) <= bound * (1 + 1e-5)).all()
+
+    other = build(name, conv, width=WIDTH[name]).eval()
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(other(x), model.eval()(x))
+
+
+@every_network
+@every_conv
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (2, 16, 48)])
+def test_image_sizes(name: str, conv: str, shape: tuple[int, int, int]) -> None:
+    channels, *size = shape
+    options = {"width": WIDTH[name], "in_channels": channels, "image_size": size, "classes": 7}
+    if size[0] % NETWORKS[name].divisor:
+        with pytest.raises(ValueError, match=rf"{name} takes images .* multiples of 16, got image_size=\(28, 28\)"):
+            build(name, conv, **options)
+        return
+    model = build(name, conv, **options).eval().requires_grad_(False)
+    assert model(torch.rand(2, *shape)).shape == (2, 7)
+
+
+@every_network
+@pytest.mark.parametrize("bound", [0.5, 0.85, 3.0])
+def test_lipschitz_argument(name: str, bound: float) -> None:
+    model = build(name, width=WIDTH[name], lipschitz=bound)
+    assert lipschitz_bound(model, (3, 32, 32)) == pytest.approx(bound, rel=2e-5)
+    factors = {m.factor for m in model.modules() if isinstance(m, Scale)}
+    assert min(factors, key=lambda f: abs(f - 1)) == pytest.approx(bound ** (1 / NETWORKS[name].depth))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_depth_is_the_number_of_layers_in_a_row(name: str) -> None:
+    """A gradient that counts: with every layer and skip scaled by c, the bound is c ** depth."""
+    c = 1.01
+    model = build(name, width=WIDTH[name], lipschitz=c ** NETWORKS[name].depth)
+    scales = [m.factor for m in model.modules() if isinstance(m, Scale)]
+    assert min(scales) == pytest.approx(c)
+
+
+def test_normalisation_is_in_the_model_and_in_the_bound() -> None:
+    mean, std = [0.5, 0.5, 0.5], [0.25, 0.5, 0.25]
+    model = build("kwlarge", width=0.25, mean=mean, std=std)
+    assert lipschitz_bound(model, (3, 32, 32)) == pytest.approx(4.0, rel=1e-4)
+    centred = build("kwlarge", width=0.25, mean=mean)
+    assert lipschitz_bound(centred, (3, 32, 32)) == pytest.approx(1.0, rel=1e-4)
+    torch.testing.assert_close(centred[0](torch.full((1, 3, 4, 4), 0.5)), torch.zeros(1, 3, 4, 4))
+
+
+def test_kwlarge_is_the_network_of_the_released_code() -> None:
+    model = build("kwlarge")
+    shapes = [tuple(m.weight.shape) for m in model if hasattr(m, "weight")]
+    convs = [(32, 3, 3, 3), (32, 128, 1, 1), (64, 32, 3, 3), (64, 256, 1, 1)]
+    assert shapes == [*convs, (512, 4096), (512, 512), (10, 512)]
+    assert sum(p.numel() for p in model.parameters()) == 2_405_425
+    paper = build("kwlarge", strided_kernel_size=4)
+    assert paper[2].weight.shape == (32, 128, 2, 2)
+    wide = build("kwlarge", width=2, kernel_size=5)
+    assert wide[0].weight.shape == (64, 3, 5, 5)
+    assert [tuple(m.weight.shape) for m in wide if isinstance(m, CayleyLinear)] == [
+        (1024, 8192),
+        (512, 1024),
+        (10, 512),
+    ]
+
+
+def test_residual_networks_have_the_layers_of_the_released_code() -> None:
+    def shapes(model: nn.Module) -> list[tuple[int, int]]:
+        return sorted(m.weight.shape[:2] for m in model.modules() if hasattr(m, "weight"))
+
+    convs = [(64, 3), (128, 64), *[(128, 128)] * 2, (256, 128), (512, 256), *[(512, 512)] * 2]
+    assert shapes(build("resnet9")) == sorted([*convs, (512, 2048), (10, 512)])
+    blocks = [(160, 16), (160, 160), (160, 16), (320, 160), (320, 320), (320, 160), (640, 320), (640, 640), (640, 320)]
+    assert shapes(build("wide_resnet10_10")) == sorted([(16, 3), *blocks, (640, 2560), (10, 640)])
+
+
+def test_linear_layers_go_with_the_convolutions() -> None:
+    last = {conv: type(build("kwlarge", conv, width=0.25)[-1]).__name__ for conv in CONVS}
+    bjorck = dict.fromkeys(("bcop", "rko", "ossn", "svcm"), "BjorckLinear")
+    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko"), "CayleyLinear")
+    assert last == {**bjorck, **cayley, "plain": "Linear"}
+    assert isinstance(build("kwlarge", "plain", "cayley", width=0.25)[-1], CayleyLinear)
+    layers = [m for m in build("kwlarge", "cayley_bcop", width=0.25) if isinstance(m, BCOPConv2d)]
+    assert [m.orthogonalizer for m in layers] == ["cayley"] * 4
+    assert not isinstance(build("kwlarge", width=0.25)[-1], MaxMin)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "vgg"}, "name must be one of 'kwlarge', .* got 'vgg'"),
+        ({"conv": "aoc"}, "conv must be one of 'cayley', .* got 'aoc'"),
+        ({"linear": "qr"}, "linear must be one of .* got 'qr'"),
+        ({"width": 0}, "width must make an even number of each 32 channels, got 0 x 32"),
+        ({"width": 1 / 32}, "even number"),
+        ({"kernel_size": 0}, "kernel_size must be a positive int, got 0"),
+        ({"lipschitz": 0.0}, "lipschitz must be positive and finite, got 0.0"),
+        ({"lipschitz": float("nan")}, "lipschitz must be positive and finite, got nan"),
+        ({"image_size": 30}, r"multiples of 4, got image_size=\(30, 30\)"),
+        ({"image_size": 0}, "image_size must be a positive int"),
+        ({"classes": 0}, "classes must be a positive int, got 0"),
+        ({"mean": [0.5]}, r"mean needs one number for each of 3 channels, got \[0.5\]"),
+        ({"std": [0.5] * 3}, "needs a mean"),
+        ({"name": "resnet9", "strided_kernel_size": 4}, "strided_kernel_size is for kwlarge, got 4 with resnet9"),
+    ],
+)
+def test_bad_arguments(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**{"name": "kwlarge", **arguments})
+
+
+@pytest.mark.slow
+@every_network
+@every_conv
+def test_at_full_width(name: str, conv: str) -> None:
+    model = build(name, conv)
+    loss = F.cross_entropy(10 * model(torch.rand(2, 3, 32, 32)), torch.arange(2))
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    if conv in BOUNDED and name != "wide_resnet10_10":
+        assert lipschitz_bound(model, (3, 32, 32)) < 1 + 1e-4
