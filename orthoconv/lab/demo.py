@@ -2,6 +2,7 @@
 
 __all__ = ["demo"]
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import trange
 
-from orthoconv import fourier
 from orthoconv.data import Split, digits
 from orthoconv.lab.plots import plot_demo
-from orthoconv.nn import CayleyConv2d, CayleyLinear
+from orthoconv.nn import CayleyConv2d, CayleyLinear, CircularConv2d, MaxMin
 from orthoconv.testing import norm_ratios
 
 
@@ -31,7 +31,7 @@ def demo(out: Path = Path("runs/demo"), steps: int = 150, seed: int = 0) -> None
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     train, test = digits()
-    networks = {"Cayley": _orthogonal_network(), "plain": _plain_network()}
+    networks = {"Cayley": _network(CayleyConv2d, CayleyLinear), "plain": _network(CircularConv2d, nn.Linear)}
     before = {name: _singular_values(net[2]) for name, net in networks.items()}
     accuracy = {name: _train(net, train, test, steps, name) for name, net in networks.items()}
     after = {name: _singular_values(net[2]) for name, net in networks.items()}
@@ -58,14 +58,8 @@ def demo(out: Path = Path("runs/demo"), steps: int = 150, seed: int = 0) -> None
     print(f"\npicture: {path}")
 
 
-def _orthogonal_network() -> nn.Sequential:
-    convs = CayleyConv2d(1, 16, 3), nn.ReLU(), CayleyConv2d(16, 16, 3), nn.ReLU()
-    return nn.Sequential(*convs, nn.Flatten(), CayleyLinear(1024, 10))
-
-
-def _plain_network() -> nn.Sequential:
-    first, second = (nn.Conv2d(i, 16, 3, padding="same", padding_mode="circular") for i in (1, 16))
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
+def _network(conv: Callable[..., nn.Module], linear: Callable[..., nn.Module]) -> nn.Sequential:
+    return nn.Sequential(conv(1, 16, 3), MaxMin(), conv(16, 16, 3), MaxMin(), nn.Flatten(), linear(1024, 10))
 
 
 def _train(net: nn.Sequential, train: Split, test: Split, steps: int, name: str) -> float:
@@ -81,10 +75,8 @@ def _train(net: nn.Sequential, train: Split, test: Split, steps: int, name: str)
 
 
 def _singular_values(layer: nn.Module) -> Tensor:
-    if isinstance(layer, CayleyConv2d):
-        return layer.singular_values((8, 8)).flatten()
-    assert isinstance(layer, nn.Conv2d)
-    return fourier.singular_values(layer.weight.detach(), (8, 8)).flatten()
+    assert isinstance(layer, CayleyConv2d | CircularConv2d)
+    return layer.singular_values((8, 8)).flatten()
 
 
 def _photograph() -> Tensor:

@@ -2,6 +2,7 @@
 
 __all__ = ["BaseConv2d", "Padding", "check_dtype", "check_positive", "pair"]
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -61,6 +62,12 @@ class BaseConv2d(Reparametrized):
             self.bias = nn.Parameter(torch.empty(out_channels, **self._factory))
         else:
             self.register_parameter("bias", None)
+
+    def reset_bias(self) -> None:
+        """PyTorch's initialisation of the bias of a convolution."""
+        if self.bias is not None:
+            bound = 1 / math.sqrt(math.prod(self.kernel_shape[1:]))
+            nn.init.uniform_(self.bias, -bound, bound)
 
     @property
     def kernel_shape(self) -> tuple[int, int, int, int]:

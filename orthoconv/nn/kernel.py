@@ -31,12 +31,6 @@ class KernelConv2d(BaseConv2d):
         size = self._inner_size(size)
         return fourier.spectrum(self.recall(size), size, dilation=self.dilation, groups=self.groups)
 
-    def reset_bias(self) -> None:
-        """PyTorch's initialisation of the bias of a convolution."""
-        if self.bias is not None:
-            bound = 1 / math.sqrt(math.prod(self.kernel_shape[1:]))
-            nn.init.uniform_(self.bias, -bound, bound)
-
 
 class WeightConv2d(KernelConv2d):
     """`KernelConv2d` whose one parameter, besides the bias, is a kernel `weight` as nn.Conv2d has it; abstract."""

@@ -56,9 +56,7 @@ class SpectralConv2d(BaseConv2d):
         """PyTorch's initialisation of a convolution; g = |V|, so that the kernel starts as V."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         nn.init.constant_(self.g, torch.linalg.vector_norm(self.weight.detach()))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(math.prod(self.kernel_shape[1:]))
-            nn.init.uniform_(self.bias, -bound, bound)
+        self.reset_bias()
 
     @property
     def kernel(self) -> Tensor:
