@@ -157,7 +157,7 @@ LAYERS = {
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),
     "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
-    "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 300}, second_order=False),
+    "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),
 }

@@ -26,7 +26,7 @@ def train(layer: CayleyConv2d, n: int, steps: int) -> None:
     [
         (3, 64, 16, 100),
         (64, 128, 8, 100),
-        (128, 128, 8, 100),
+        (128, 128, 4, 100),
         (512, 512, 2, 20),
         pytest.param(512, 512, 4, 100, marks=pytest.mark.slow),
     ],
