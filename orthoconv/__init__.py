@@ -1,6 +1,7 @@
 """Orthogonal convolutions for PyTorch, with robustness certificates that can be trusted."""
 
 from orthoconv import fourier, linalg, models, nn, testing
+from orthoconv.certify import certified_radius, certify
 from orthoconv.linalg import cayley
 from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound, register_lipschitz_rule
 from orthoconv.nn.memory import frozen
@@ -9,6 +10,8 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "cayley",
+    "certified_radius",
+    "certify",
     "empirical_lipschitz",
     "fourier",
     "frozen",

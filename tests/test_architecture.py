@@ -11,10 +11,11 @@ import orthoconv
 
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
-    {"linalg", "fourier", "testing"},
+    {"linalg", "fourier", "testing", "files"},
     {"nn"},
-    {"models"},
-    {"lipschitz", "certify", "attacks", "data", "train"},
+    {"models", "lipschitz"},
+    {"certify", "attacks", "data"},
+    {"train"},
     {"lab"},
 ]
 INDEPENDENT = {"certify", "attacks", "train"}  # these take any nn.Module

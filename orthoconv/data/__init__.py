@@ -1,6 +1,29 @@
-"""Data sets as tensors in [0, 1]."""
+"""Data sets as tensors in [0, 1], whole and in memory."""
 
+__all__ = ["DATASETS", "DataError", "Split", "augment", "batches", "load"]
+
+from collections.abc import Callable
+from pathlib import Path
+
+from orthoconv.data.batches import augment, batches
+from orthoconv.data.cifar10 import cifar10
 from orthoconv.data.digits import digits
-from orthoconv.data.split import Split
+from orthoconv.data.local import fashion_mnist, image_folder
+from orthoconv.data.split import DataError, Progress, Split
 
-__all__ = ["Split", "digits"]
+DATASETS: dict[str, Callable[[Path | None, Progress | None], tuple[Split, Split]]] = {
+    "digits": lambda data_dir, progress: digits(),
+    "cifar10": cifar10,
+    "fashion_mnist": fashion_mnist,
+    "folder": image_folder,
+}
+
+
+def load(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> tuple[Split, Split]:
+    """Training and test split of the data set called `name`.
+
+    >>> train, test = load("digits")
+    """
+    if name not in DATASETS:
+        raise DataError(f"the data sets are {', '.join(DATASETS)}; got {name!r}")
+    return DATASETS[name](data_dir, progress)

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 import torch
 
-from orthoconv.data.split import Split
+from orthoconv.data.split import DataError, Split
 
 _SHA256 = "68aea062d35a127749050fa0e52dca09d6569ac08092c925610e0954e172dde2"
 _TRAIN = 1297
@@ -30,7 +30,7 @@ def digits() -> tuple[Split, Split]:
     source = files("orthoconv.data").joinpath("digits.bin.gz")
     raw = gzip.decompress(source.read_bytes())
     if hashlib.sha256(raw).hexdigest() != _SHA256:
-        raise ValueError(f"{source} is damaged: its content does not have the SHA-256 {_SHA256}; install again")
+        raise DataError(f"{source} is damaged: its content does not have the SHA-256 {_SHA256}; install again")
     rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 65)  # 64 pixels and the label
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     images, labels = rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()

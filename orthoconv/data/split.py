@@ -1,10 +1,18 @@
 """What every data set is made of."""
 
-__all__ = ["Split"]
+__all__ = ["DataError", "Progress", "Split", "split_of"]
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+
+
+class DataError(Exception):
+    """Data that is missing, damaged or not what it should be; the message says which and where."""
 
 
 class Split(NamedTuple):
@@ -12,3 +20,8 @@ class Split(NamedTuple):
 
     images: Tensor
     labels: Tensor
+
+
+def split_of(pixels: Tensor, labels: Tensor) -> Split:
+    """`Split` of pixels (n, c, h, w) from 0 to 255 and labels, both uint8."""
+    return Split(pixels.to(torch.float32).div_(255), labels.long())

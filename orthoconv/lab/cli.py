@@ -2,12 +2,26 @@
 
 __all__ = ["main"]
 
+import sys
+from typing import Any
+
 from jsonargparse import auto_cli
 
 from orthoconv import __version__
+from orthoconv.data import DataError
 from orthoconv.lab.demo import demo
+from orthoconv.lab.training import train
+from orthoconv.train import CheckpointError, TrainingError
+
+COMMANDS: dict[str, Any] = {"demo": demo, "train": train}
+EXPECTED = (CheckpointError, DataError, TrainingError, OSError, ValueError, TypeError)  # what a user can mend
 
 
 def main(args: list[str] | None = None) -> None:
     """Run the subcommand named by `args`, or by the process's own."""
-    auto_cli({"demo": demo}, args=args, prog="orthoconv", version=__version__)
+    try:
+        auto_cli(COMMANDS, args=args, prog="orthoconv", version=__version__)
+    except EXPECTED as error:
+        sys.exit(f"orthoconv: {error}")
+    except KeyboardInterrupt:
+        sys.exit("orthoconv: stopped")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import trange
 
-from orthoconv.data import Split, digits
+from orthoconv.data import Split
+from orthoconv.data.digits import digits
 from orthoconv.lab.plots import plot_demo
 from orthoconv.nn import CayleyConv2d, CayleyLinear, CircularConv2d, MaxMin
 from orthoconv.testing import norm_ratios

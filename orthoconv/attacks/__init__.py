@@ -1,0 +1,6 @@
+"""Attacks: searches for a small perturbation that changes the class."""
+
+from orthoconv.attacks.autoattack import apgd
+from orthoconv.attacks.pgd import L2Ball, pgd
+
+__all__ = ["L2Ball", "apgd", "pgd"]

@@ -1,0 +1,44 @@
+"""APGD of AutoAttack (Croce and Hein, 2020), by the package pyautoattack."""
+
+__all__ = ["apgd"]
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.attacks.pgd import L2Ball
+
+
+def apgd(
+    model: nn.Module,
+    x: Tensor,
+    labels: Tensor,
+    ball: L2Ball,
+    *,
+    loss: Literal["ce", "dlr"] = "ce",
+    iterations: int = 100,
+    restarts: int = 1,
+    seed: int = 0,
+) -> Tensor:
+    """Adversarial inputs by APGD with the cross-entropy or the difference of logits ratio; inputs are in [0, 1].
+
+    Returns:
+        For each example the input that APGD ends with; those that it does not break are returned as they were.
+    """
+    try:
+        from pyautoattack.autopgd_base import APGDAttack
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'APGD needs pyautoattack: pip install "orthoconv[attacks]"', name=error.name
+        ) from error
+    if (ball.low, ball.high) != (0.0, 1.0):
+        raise ValueError(f"APGD takes inputs in [0, 1], got a ball in [{ball.low}, {ball.high}]")
+    if not torch.is_grad_enabled():
+        raise RuntimeError("APGD needs gradients; call it outside torch.no_grad")
+    attack = APGDAttack(
+        model, n_iter=iterations, n_restarts=restarts, norm="L2", eps=ball.eps, seed=seed, loss=loss, device=x.device
+    )
+    adversarial: Tensor = attack.perturb(x, labels)
+    d = ball.project(x, adversarial.detach() - x)  # its arithmetic may leave the ball by a rounding error
+    return x + d

@@ -1,0 +1,90 @@
+"""Projected gradient descent (Madry et al., 2018)."""
+
+__all__ = ["L2Ball", "pgd"]
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class L2Ball:
+    """Perturbations of l2 norm at most `eps` that leave an input in [low, high]: what a step and a start are in it."""
+
+    eps: float
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.eps >= 0:
+            raise ValueError(f"eps must be at least 0, got {self.eps!r}")
+
+    def start(self, x: Tensor, source: torch.Generator | None) -> Tensor:
+        """A random point of the ball."""
+        noise = torch.randn(x.shape, generator=source, dtype=x.dtype)
+        radius = torch.rand(len(x), generator=source, dtype=x.dtype) * self.eps
+        return self.project(x, (noise * (radius / _norm(noise)).view(_column(x))).to(x.device))
+
+    def step(self, gradient: Tensor) -> Tensor:
+        """The steepest direction, of norm 1."""
+        return gradient / _norm(gradient).clamp_min(_TINY).view(_column(gradient))
+
+    def project(self, x: Tensor, d: Tensor) -> Tensor:
+        """A perturbation of `x` in the ball, near `d`; clipping to [low, high] only shortens it."""
+        d = d * (self.eps / _norm(d).clamp_min(max(self.eps, _TINY))).view(_column(x))
+        return (x + d).clamp(self.low, self.high) - x
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    labels: Tensor,
+    ball: L2Ball,
+    *,
+    iterations: int = 10,
+    step: float | None = None,
+    restarts: int = 1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Adversarial inputs: ascent of the cross-entropy, projected to the ball, from random starts (Section 5.2).
+
+    Arguments:
+        model: Function of a batch to logits.
+        x: Inputs (b, ...).
+        labels: True classes (b,).
+        ball: Where perturbations may be.
+        iterations: Steps of each ascent.
+        step: Length of a step; eps / 4 by default.
+        restarts: Number of random starts.
+        generator: Source of the random starts.
+
+    Returns:
+        For each example the first input met with another class than its label, else the last one tried.
+    """
+    length = ball.eps / 4 if step is None else step
+    found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for _ in range(restarts):
+        d = ball.start(x, generator)
+        for k in range(iterations + 1):
+            d = d.detach().requires_grad_()
+            logits = model(x + d)
+            found[~broken] = (x + d).detach()[~broken]
+            broken |= logits.detach().argmax(1) != labels
+            if k == iterations or bool(broken.all()):
+                break
+            (gradient,) = torch.autograd.grad(F.cross_entropy(logits, labels, reduction="sum"), d)
+            d = ball.project(x, d.detach() + length * ball.step(gradient))
+    return found
+
+
+def _norm(x: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms
+
+
+def _column(x: Tensor) -> list[int]:
+    return [-1, *[1] * (x.ndim - 1)]

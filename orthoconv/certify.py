@@ -1,0 +1,106 @@
+"""Certificates of robustness in the l2 norm (Section 3; Tsuzuku et al., 2018)."""
+
+__all__ = ["EPS", "Certificates", "certified_radius", "certify"]
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.lipschitz import lipschitz_bound
+
+EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
+
+
+class Certificates(NamedTuple):
+    """Facts about each example of a data set, and the bound they rest on.
+
+    `radius` is the distance within which no input has another class; 0 where the class is wrong or tied.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    radius: Tensor
+    lipschitz: float
+    eps: tuple[float, ...]
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether each example is classified correctly; a tie is not."""
+        return _margin(self.logits, self.labels) > 0
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Fraction of examples classified correctly."""
+        return float(self.correct.double().mean())
+
+    @property
+    def certified_accuracy(self) -> dict[float, float]:
+        """For each eps, the fraction of examples whose class no perturbation of norm eps changes."""
+        return {eps: float((self.radius > eps).double().mean()) for eps in self.eps}
+
+
+def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0) -> Tensor:
+    r"""Radius within which the class of each example cannot change.
+
+    .. math:: \frac{\max(0, y_t - \max_{i \ne t} y_i)}{\sqrt 2 L}
+
+    Arguments:
+        logits: Shape (b, classes).
+        labels: True classes, (b,).
+        lipschitz: Lipschitz constant L of the logits.
+
+    >>> certified_radius(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([1.4142, 0.0000])
+    """
+    if not (math.isfinite(lipschitz) and lipschitz > 0):
+        raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
+    return _margin(logits, labels).clamp_min(0) / (math.sqrt(2) * lipschitz)
+
+
+@torch.no_grad()
+def certify(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    eps: Sequence[float] = EPS,
+    lipschitz: float | None = None,
+) -> Certificates:
+    """Certificates for all examples of `batches`, with the bound of `lipschitz_bound` unless another is given.
+
+    Arguments:
+        model: Function of images to logits; used in eval mode, and left in the mode it had.
+        batches: Pairs of images and labels.
+        eps: Norms of perturbations to report on.
+        lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images.
+    """
+    if bad := [e for e in eps if not e >= 0]:
+        raise ValueError(f"eps must be at least 0, got {bad[0]!r}")
+    mode = model.training
+    model.eval()
+    try:
+        logits, labels = [], []
+        for x, y in batches:
+            if lipschitz is None:
+                lipschitz = lipschitz_bound(model, x.shape[1:])
+            logits.append(model(x))
+            labels.append(y)
+        if lipschitz is None:
+            raise ValueError("certify needs at least one batch, got none")
+    finally:
+        model.train(mode)
+    scores, classes = torch.cat(logits), torch.cat(labels)
+    return Certificates(scores, classes, certified_radius(scores, classes, lipschitz), lipschitz, tuple(eps))
+
+
+def _margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """Lead of the true class over the best other one, which is negative where the class is wrong."""
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or logits.shape[1] < 2:
+        raise ValueError(
+            f"certificates need logits (b, classes) and labels (b,), "
+            f"got {tuple(logits.shape)} and {tuple(labels.shape)}"
+        )
+    true = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -math.inf)
+    return (true - others.amax(1, keepdim=True)).squeeze(1)

@@ -1,0 +1,54 @@
+"""Batches of a data set in memory, shuffled and augmented by numbers that depend on nothing but a seed."""
+
+__all__ = ["augment", "batches", "epoch_order"]
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from orthoconv.data.split import Split
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> Tensor:
+    """Order of `n` examples in an epoch."""
+    return torch.randperm(n, generator=generator(seed, epoch))
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """Source of random numbers that is the same for the same `numbers`."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 6364136223846793005 + number + 1442695040888963407) % 2**63
+    return torch.Generator().manual_seed(seed)
+
+
+def batches(split: Split, size: int) -> Iterator[Split]:
+    """The split in order, in pieces of at most `size`."""
+    for images, labels in zip(split.images.split(size), split.labels.split(size), strict=True):
+        yield Split(images, labels)
+
+
+def augment(images: Tensor, source: torch.Generator, pad: int = 4) -> Tensor:
+    """Random crops after padding by reflection, and random flips, each image its own.
+
+    Arguments:
+        images: Shape (b, c, h, w).
+        source: Where the random numbers come from.
+        pad: Pixels that an image moves by at the most.
+
+    >>> augment(torch.rand(2, 3, 8, 8), torch.Generator()).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    b, c, h, w = images.shape
+    shift = torch.randint(-pad, pad + 1, (2, b, 1), generator=source)
+    flip = torch.randint(2, (b, 1), generator=source)
+    rows = _reflect(torch.arange(h) + shift[0], h)  # (b, h)
+    columns = torch.arange(w) + shift[1]
+    columns = _reflect(torch.where(flip == 1, columns.flip(1), columns), w)  # (b, w)
+    pixels = (rows[:, :, None] * w + columns[:, None, :]).view(b, 1, h * w).expand(b, c, h * w)
+    return images.flatten(2).gather(2, pixels.to(images.device)).view(b, c, h, w)
+
+
+def _reflect(index: Tensor, n: int) -> Tensor:
+    return (n - 1) - ((n - 1) - index.abs()).abs()

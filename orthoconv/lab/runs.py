@@ -1,0 +1,114 @@
+"""A run: a folder with its configuration, metrics, checkpoints and weights."""
+
+__all__ = ["ModelSpec", "Run", "hardware"]
+
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from orthoconv import __version__, models
+from orthoconv.data import Split
+from orthoconv.train import load_weights
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Arguments of `orthoconv.models.build` that do not follow from the data.
+
+    Attributes:
+        name: kwlarge, resnet9 or wide_resnet10_10.
+        conv: cayley, bcop, cayley_bcop, rko, crko, ossn, svcm or plain.
+        linear: cayley, bjorck or plain; by default what the paper has with the convolution.
+        width: Factor of the numbers of channels.
+        kernel_size: Taps of the convolutions.
+        strided_kernel_size: Taps of the strided convolutions of kwlarge.
+        lipschitz: Bound that the layers share.
+        mean: Mean of each channel, to subtract.
+        std: Standard deviation of each channel, to divide by.
+    """
+
+    name: str = "kwlarge"
+    conv: str = "cayley"
+    linear: str | None = None
+    width: float = 1
+    kernel_size: int = 3
+    strided_kernel_size: int | None = None
+    lipschitz: float = 1.0
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def build(self, data: Split) -> nn.Sequential:
+        """The network for images such as those of `data`."""
+        _, channels, *size = data.images.shape
+        classes = int(data.labels.max()) + 1
+        return models.build(**asdict(self), in_channels=channels, image_size=size, classes=classes)
+
+
+class Run:
+    """The folder of a run, by what is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_path = folder / "config.json"
+        self.metrics_path = folder / "metrics.jsonl"
+        self.checkpoint_path = folder / "checkpoint.safetensors"
+        self.initial_path = folder / "initial.safetensors"
+        self.weights_path = folder / "model.safetensors"
+        self.evaluation_path = folder / "evaluation.json"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the run was started with."""
+        if not self.config_path.is_file():
+            raise FileNotFoundError(f"{self.folder} is not the folder of a run: it has no {self.config_path.name}")
+        config: dict[str, Any] = json.loads(self.config_path.read_text())
+        return config
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The figures of each epoch so far."""
+        if not self.metrics_path.exists():
+            return []
+        return [json.loads(line) for line in self.metrics_path.read_text().splitlines() if line.endswith("}")]
+
+    def load_model(self, data: Split, path: Path | None = None) -> nn.Sequential:
+        """The network of the run with its weights, or with those of another file of the run."""
+        model = ModelSpec(**self.config["model"]).build(data)
+        load_weights(path or self.weights_path, model)
+        return model.eval()
+
+
+def hardware() -> dict[str, Any]:
+    """What ran: machine, versions, commit."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "orthoconv": __version__,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that this file is in, if it is in one, with + if it has been changed."""
+    here = Path(__file__).parent
+    try:
+        ask = {"cwd": here, "capture_output": True, "text": True, "timeout": 10}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **ask)  # type: ignore[call-overload]
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **ask)  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "") if commit.returncode == 0 else None

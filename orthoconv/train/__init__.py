@@ -1,0 +1,19 @@
+"""Lipschitz-margin training (Section 5.1)."""
+
+from orthoconv.train.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint, save_weights
+from orthoconv.train.loop import Recipe, TrainingError, fit
+from orthoconv.train.loss import hinge_loss
+from orthoconv.train.schedule import piecewise_triangular
+
+__all__ = [
+    "CheckpointError",
+    "Recipe",
+    "TrainingError",
+    "fit",
+    "hinge_loss",
+    "load_checkpoint",
+    "load_weights",
+    "piecewise_triangular",
+    "save_checkpoint",
+    "save_weights",
+]
