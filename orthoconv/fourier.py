@@ -46,6 +46,11 @@ def spectrum(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: in
     >>> spectrum(torch.randn(16, 8, 3, 3), (32, 32)).shape
     torch.Size([1, 544, 16, 8])
     """
+    if isinstance(size, int) or len(size) != 2 or weight.ndim != 4 or weight.shape[0] % groups:
+        raise ValueError(
+            f"a spectrum needs a kernel (o, i, kh, kw) whose o is a multiple of groups, and an image size (h, w); "
+            f"got {tuple(weight.shape)}, groups={groups}, {size!r}"
+        )
     (h, w), (dh, dw) = size, _pair(dilation)
     o, i, kh, kw = weight.shape
     taps = weight.permute(2, 3, 0, 1).flatten(0, 1).flatten(1)  # (kh kw, o i)

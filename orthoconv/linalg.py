@@ -40,8 +40,8 @@ def cayley(W: Tensor) -> Tensor:
     m, n = W.shape[-2:]
     if m < n:
         return cayley(W.mT).mT
-    if n < m < 2 * n and W.dtype in _DOUBLE and W.device.type != "mps":
-        return cayley(W.to(_DOUBLE[W.dtype])).to(W.dtype)  # V*V is singular there, but once rounded is not
+    if m > n and W.dtype in _DOUBLE and W.device.type != "mps":
+        return cayley(W.to(_DOUBLE[W.dtype])).to(W.dtype)  # rounding V*V costs a tall Q its orthogonality
     U, V = W[..., :n, :], W[..., n:, :]
     I = torch.eye(n, dtype=W.dtype, device=W.device)  # noqa: E741
     A = U - U.mH + V.mH @ V
@@ -56,7 +56,8 @@ def cayley_linear(x: Tensor, W: Tensor) -> Tensor:
 
     .. math:: x\, \mathrm{cayley}(W)^T = 2 (x_U - x_V V) (I + U - U^T + V^T V)^{-1} - x_U.
 
-    It pays where `x` has fewer rows than `W` has columns beyond a square.
+    It pays where `x` has fewer rows than `W` has columns beyond a square. The product V^T V is rounded in the precision
+    of `W`, which `cayley` avoids: for weights of large norm with a V of low rank, the two differ.
 
     Arguments:
         x: Real, of shape (..., n).

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orthoconv import fourier
 from orthoconv.nn import ConvexResidual, GroupSort, InvertibleDownsample, MaxMin, Normalize, Scale, ScaledAvgPool2d
-from orthoconv.nn.base import BaseConv2d
+from orthoconv.nn.base import BaseConv2d, ints, pair
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.memory import frozen
 
@@ -35,17 +35,21 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
     >>> round(lipschitz_bound(nn.Sequential(CayleyConv2d(3, 8, 3), nn.ReLU(), Scale(0.5)), (3, 8, 8)), 4)
     0.5
     """
+    if not isinstance(input_shape, Sequence):
+        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     x = torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
     with torch.no_grad(), frozen(model):
-        return _bound(model, x, type(model).__name__)
+        bound = _bound(model, x.clone(), type(model).__name__)
+        model(x)  # a shape that the model does not take is an error of the model
+    return bound
 
 
 def register_lipschitz_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
     """Decorator for the rule of a type of module: a function of (module, input, child) that returns its bound.
 
     The input is a tensor of the right shape, and ``child(name, module, input)`` is the bound of a module inside.
-    The rule is used for subclasses, too, unless they have a forward of their own.
+    The rule is used for subclasses, too, unless they have methods of their own that may change what is computed.
 
     >>> class Negative(nn.Module):
     ...     def forward(self, x):
@@ -65,7 +69,11 @@ def register_lipschitz_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
 def _bound(module: nn.Module, x: Tensor, path: str) -> float:
     kind = type(module)
     known = next((cls for cls in kind.__mro__ if cls in _RULES), None)
-    if known is None or kind.forward is not known.forward or "forward" in vars(module):
+    if (
+        known is None
+        or "forward" in vars(module)
+        or not all(map(_is_faithful, kind.__mro__[: kind.__mro__.index(known)]))
+    ):
         raise TypeError(
             f"lipschitz_bound has no rule for {kind.__module__}.{kind.__name__}, at {path}; "
             f"give it one with orthoconv.register_lipschitz_rule"
@@ -76,6 +84,17 @@ def _bound(module: nn.Module, x: Tensor, path: str) -> float:
     if not math.isfinite(bound):
         raise ValueError(f"lipschitz_bound found {bound} at {path} ({kind.__name__}); are its weights finite?")
     return bound
+
+
+def _is_faithful(cls: type) -> bool:
+    """Whether a subclass leaves alone what its base computes: it is of this library, or has only harmless methods.
+
+    `operator` and its parts are harmless: the bound of a layer of ours is that of what they return.
+    """
+    if cls.__module__.startswith(("orthoconv.nn.", "torch.nn.utils.parametrize")):
+        return True
+    methods = {k for k, v in vars(cls).items() if callable(v) or isinstance(v, staticmethod | classmethod | property)}
+    return methods <= {"__init__", "__repr__", "extra_repr", "reset_parameters", "operator", "orthogonalize", "sources"}
 
 
 def _norm(D: Tensor) -> float:
@@ -89,7 +108,8 @@ def _norm(D: Tensor) -> float:
 @register_lipschitz_rule(nn.Sequential)
 def _sequential(module: nn.Module, x: Tensor, child: Child) -> float:
     bound = 1.0
-    for name, layer in module.named_children():
+    for name, layer in module._modules.items():  # named_children would leave out a layer that stands in two places
+        assert layer is not None
         bound *= child(name, layer, x)
         x = layer(x)
     return bound
@@ -98,6 +118,9 @@ def _sequential(module: nn.Module, x: Tensor, child: Child) -> float:
 @register_lipschitz_rule(ConvexResidual)
 def _residual(module: nn.Module, x: Tensor, child: Child) -> float:
     assert isinstance(module, ConvexResidual)
+    module(x)  # its branches must have one shape
+    if any(getattr(part, "inplace", False) for part in module.modules()):
+        raise TypeError("lipschitz_bound takes a ConvexResidual with nothing in place")
     s = torch.sigmoid(module.alpha.double()).item()
     return s * child("f", module.f, x) + (1 - s) * child("skip", module.skip, x)
 
@@ -105,7 +128,7 @@ def _residual(module: nn.Module, x: Tensor, child: Child) -> float:
 @register_lipschitz_rule(BaseConv2d)
 def _convolution(module: nn.Module, x: Tensor, child: Child) -> float:
     assert isinstance(module, BaseConv2d)
-    return _norm(module.spectrum((x.shape[-2], x.shape[-1])))  # groups are blocks: the maximum over them
+    return _norm(module.spectrum((x.shape[-2], x.shape[-1]), double=True))  # groups are blocks: the maximum over them
 
 
 @register_lipschitz_rule(BaseLinear)
@@ -134,13 +157,14 @@ def _torch_convolution(module: nn.Module, x: Tensor, child: Child) -> float:
         h, w = h + spans[0], w + spans[1]
     else:
         raise TypeError(f"lipschitz_bound takes padding by zeros or circular, got {module}")
-    return _norm(fourier.spectrum(module.weight, (h, w), dilation=module.dilation, groups=module.groups))
+    weight = module.weight.detach().double()
+    return _norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))
 
 
 @register_lipschitz_rule(
     GroupSort, InvertibleDownsample, MaxMin, ScaledAvgPool2d,
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh,
-    nn.Softplus, nn.Softsign, nn.LogSigmoid,
+    nn.Softsign, nn.LogSigmoid,
 )  # fmt: skip
 def _one(module: nn.Module, x: Tensor, child: Child) -> float:
     return 1.0
@@ -150,6 +174,14 @@ def _one(module: nn.Module, x: Tensor, child: Child) -> float:
 def _leaky(module: nn.Module, x: Tensor, child: Child) -> float:
     assert isinstance(module, nn.LeakyReLU)
     return max(1.0, abs(module.negative_slope))
+
+
+@register_lipschitz_rule(nn.Softplus)
+def _softplus(module: nn.Module, x: Tensor, child: Child) -> float:
+    assert isinstance(module, nn.Softplus)
+    if module.threshold < 20:  # it jumps there, by less than rounding from 20 on
+        raise TypeError(f"lipschitz_bound takes Softplus with a threshold of at least 20, got {module}")
+    return 1.0
 
 
 @register_lipschitz_rule(nn.Sigmoid)
@@ -173,13 +205,13 @@ def _scale(module: nn.Module, x: Tensor, child: Child) -> float:
 def _pooling(module: nn.Module, x: Tensor, child: Child) -> float:
     """Each window is bounded by the norm of its weights (1 for a maximum); a pixel stands in a number of windows."""
     assert isinstance(module, nn.AvgPool2d | nn.MaxPool2d)
-    (kh, kw), (sh, sw) = (v if isinstance(v, tuple) else (v, v) for v in (module.kernel_size, module.stride))
-    dilated = isinstance(module, nn.MaxPool2d) and module.dilation not in (1, (1, 1))
+    (kh, kw), (sh, sw) = (pair("size", v) for v in (module.kernel_size, module.stride))
+    dilated = isinstance(module, nn.MaxPool2d) and pair("dilation", module.dilation) != (1, 1)
     windows = kh * kw if dilated else math.ceil(kh / sh) * math.ceil(kw / sw)
     weight = 1.0
     if isinstance(module, nn.AvgPool2d):
-        weight = math.sqrt(kh * kw) / (module.divisor_override or kh * kw)
-        if module.ceil_mode or (module.padding not in (0, (0, 0)) and not module.count_include_pad):
+        weight = math.sqrt(kh * kw) / abs(module.divisor_override or kh * kw)
+        if module.ceil_mode or (ints(module.padding) != (0, 0) and not module.count_include_pad):
             weight = max(1.0, weight)  # a window at the border may hold a single pixel
     return weight * math.sqrt(windows)
 
@@ -213,7 +245,7 @@ def empirical_lipschitz(
     Arguments:
         model: Function of a batch.
         x: Batch of inputs.
-        eps: Radius of the ball.
+        eps: Radius of the ball; it must stand out from the rounding of the inputs.
         steps: Steps of ascent.
         bounds: Smallest and largest value of an input, or None.
         generator: Source of the random start.
@@ -224,28 +256,30 @@ def empirical_lipschitz(
     >>> empirical_lipschitz(Scale(0.5), torch.rand(2, 3), eps=0.1)
     tensor([0.5000, 0.5000])
     """
-    if not eps > 0:
-        raise ValueError(f"eps must be positive, got {eps!r}")
+    least = 1e4 * torch.finfo(x.dtype).eps * float(_rows(x.detach()).max()) if len(x) else 0.0
+    if not eps > least:
+        raise ValueError(f"eps must be more than {least:.2g}, the rounding of these inputs in {x.dtype}, got {eps!r}")
     low, high = (-math.inf, math.inf) if bounds is None else bounds
+    column = [-1, *[1] * (x.ndim - 1)]
+    tiny = torch.finfo(x.dtype).tiny
 
     def project(d: Tensor) -> Tensor:
         d = (x + d).clamp(low, high) - x
-        return d * (eps / _rows(d).clamp_min(eps)).view(-1, *[1] * (x.ndim - 1))
+        return d * (eps / _rows(d).clamp_min(eps)).view(column)
 
     noise = torch.empty(x.shape, dtype=x.dtype).uniform_(-eps, eps, generator=generator)
     d = project(noise.to(x.device))
     best = x.new_zeros(len(x))
-    with frozen(model):
-        with torch.no_grad():
-            y = model(x)
+    with torch.inference_mode(False), torch.enable_grad(), frozen(model):
+        x, d = x.detach().clone(), d.clone()
+        y = model(x).detach()
         for step in range(steps + 1):
-            d = d.detach().requires_grad_()
-            ratios = _rows(model(x + d) - y) / _rows(d).clamp_min(torch.finfo(x.dtype).tiny)
+            z = (x + d).detach().requires_grad_()
+            ratios = _rows(model(z) - y) / _rows(z - x).clamp_min(tiny)
             best = torch.maximum(best, ratios.detach())
             if step < steps:
-                (grad,) = torch.autograd.grad(ratios.sum(), d)
-                unit = grad / _rows(grad).clamp_min(torch.finfo(x.dtype).tiny).view(-1, *[1] * (x.ndim - 1))
-                d = project(d.detach() + eps / 4 * unit)
+                (grad,) = torch.autograd.grad(ratios.sum(), z)
+                d = project((z - x).detach() + eps / 4 * grad / _rows(grad).clamp_min(tiny).view(column))
     return best
 
 

@@ -116,3 +116,11 @@ def test_gradients(shape: tuple[int, int]) -> None:
         W = torch.randn(2, *shape, dtype=dtype, requires_grad=True)
         torch.autograd.gradcheck(cayley, W)
         torch.autograd.gradgradcheck(cayley, W)
+
+
+@pytest.mark.parametrize(("norm", "atol"), [(1e3, 1e-4), (1e4, 2e-3), (1e20, 1e-4)])
+def test_tall_weights_of_low_rank_stay_orthogonal_in_float32(norm: float, atol: float) -> None:
+    """Where V*V is singular, its rounding decides; a tall W is therefore transformed in float64."""
+    W = torch.randn(128, 64)
+    W[64:] = torch.randn(64, 2) @ torch.randn(2, 64) * 50
+    assert gram_error(cayley(W * (norm / torch.linalg.matrix_norm(W, ord=2)))) <= atol

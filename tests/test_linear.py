@@ -44,3 +44,11 @@ def test_parameters() -> None:
     assert layer.bias is None
     torch.testing.assert_close(layer.kernel, layer.weight)
     assert "bias=False" in repr(layer)
+
+
+@pytest.mark.parametrize(("i", "o"), [(65, 60), (300, 256), (256, 64)])
+def test_training_and_eval_agree_for_large_weights(i: int, o: int) -> None:
+    layer, x = CayleyLinear(i, o), torch.randn(4, i)
+    with torch.no_grad():
+        layer.g.mul_(1e3 / torch.linalg.matrix_norm(layer.weight, ord=2))
+    torch.testing.assert_close(layer(x), layer.eval()(x), atol=1e-3, rtol=1e-3)

@@ -213,5 +213,106 @@ def test_empirical_constant_is_repeatable_and_leaves_the_model_alone() -> None:
     assert torch.equal(*runs)
     assert all(p.grad is None for p in model.parameters())
     assert model.training
-    with pytest.raises(ValueError, match="eps must be positive, got -1"):
+    with pytest.raises(ValueError, match=r"eps must be more than .* got -1"):
         empirical_lipschitz(model, x, -1)
+
+
+def test_a_layer_that_stands_in_two_places_counts_twice() -> None:
+    layer = Scale(3.0)
+    assert lipschitz_bound(nn.Sequential(layer, MaxMin(), layer), (4,)) == 9
+    pool = ScaledAvgPool2d(2)
+    model = nn.Sequential(pool, pool, nn.Flatten(), nn.Linear(2, 2))
+    assert lipschitz_bound(model, (2, 4, 4)) == pytest.approx(lipschitz_bound(model[3], (2,)))
+
+
+def test_a_subclass_with_methods_of_its_own_is_not_trusted() -> None:
+    class Tenfold(nn.Conv2d):
+        def _conv_forward(self, x, weight, bias):
+            return super()._conv_forward(x, 10 * weight, bias)
+
+    class Loud(CayleyConv2d):
+        def convolve(self, x, operator, *, adjoint):
+            return 10 * super().convolve(x, operator, adjoint=adjoint)
+
+    class Harmless(CayleyConv2d):
+        def __init__(self) -> None:
+            super().__init__(2, 4, 3)
+
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+
+    for layer in (Tenfold(2, 4, 3), Loud(2, 4, 3)):
+        with pytest.raises(TypeError, match="no rule for"):
+            lipschitz_bound(layer, SHAPE)
+    assert lipschitz_bound(Harmless(), SHAPE) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_parametrized_layer_is_bounded_as_it_is() -> None:
+    layer = torch.nn.utils.parametrizations.orthogonal(nn.Linear(5, 5))
+    assert lipschitz_bound(layer, (5,)) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("layer", [CircularConv2d(8, 8, 3), OSSNConv2d(8, 8, 3), nn.Conv2d(8, 8, 3)])
+def test_kernels_are_taken_to_float64_before_their_spectrum(layer: nn.Module) -> None:
+    """The bound of a float32 layer is that of the same numbers in float64, to the last digits."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        layer.reset_parameters()
+        exact = nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", bias=False, dtype=torch.float64)
+        if isinstance(layer, nn.Conv2d):
+            twin = nn.Conv2d(8, 8, 3, dtype=torch.float64)
+            twin.load_state_dict(layer.state_dict())
+            expected = lipschitz_bound(twin, (8, 6, 6))
+        else:
+            exact.weight.data = layer.recall((6, 6)).detach().double()
+            expected = lipschitz_bound(exact, (8, 6, 6))
+        assert lipschitz_bound(layer, (8, 6, 6)) == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Softplus(1, threshold=0.0), "threshold of at least 20"),
+        (CayleyConv2d(2, 4, 3).half(), "its parameters are torch.float16"),
+        (CayleyLinear(4, 4).bfloat16(), "its parameters are torch.bfloat16"),
+    ],
+)
+def test_more_layers_that_are_refused(layer: nn.Module, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        lipschitz_bound(layer, SHAPE)
+
+
+def test_pooling_with_odd_options() -> None:
+    assert lipschitz_bound(nn.AvgPool2d(2, divisor_override=-1), SHAPE) == pytest.approx(2.0)
+    assert lipschitz_bound(nn.AvgPool2d([2, 2]), SHAPE) == pytest.approx(0.5)
+    assert lipschitz_bound(nn.MaxPool2d([2, 2]), SHAPE) == pytest.approx(1.0)
+
+
+def test_input_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"input_shape must be .* got 3"):
+        lipschitz_bound(nn.Identity(), 3)
+    with pytest.raises(ValueError, match="takes images of shape"):
+        lipschitz_bound(CayleyConv2d(3, 8, 3), (5, 8, 8))
+
+
+def test_residuals_whose_branches_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match="branches of one shape"):
+        lipschitz_bound(ConvexResidual(CayleyConv2d(1, 8, 3)), (1, 6, 6))
+    with pytest.raises(ValueError, match="is in place"):
+        ConvexResidual(nn.Sequential(nn.LeakyReLU(3.0, inplace=True)))
+
+
+def test_empirical_constants_need_an_eps_above_rounding() -> None:
+    with pytest.raises(ValueError, match="eps must be more than"):
+        empirical_lipschitz(Scale(0.5), torch.rand(4, 3, 8, 8), 1e-6)
+    x = torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    assert empirical_lipschitz(Scale(0.5), x, 1e-6).max() <= 0.5 * (1 + 1e-9)
+
+
+def test_empirical_constants_without_gradients_around() -> None:
+    model, x = model_and_images()
+    expected = empirical_lipschitz(model, x, 0.3, generator=torch.Generator().manual_seed(1))
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            found = empirical_lipschitz(model, x, 0.3, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(found, expected)

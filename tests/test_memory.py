@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv import frozen
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+from orthoconv.nn import BjorckLinear, CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
 
 LAYERS = {
     "conv": lambda: (CayleyConv2d(3, 4, 3), torch.randn(2, 3, 5, 4)),
@@ -192,3 +192,23 @@ def test_frozen_reaches_the_layers_of_a_model() -> None:
         for _ in range(3):
             model(torch.randn(1, 1, 2, 2))
     assert [len(c) for c in calls] == [1, 1]
+
+
+def test_settings_are_compared_too() -> None:
+    x = torch.randn(2, 20)
+    layer = BjorckLinear(20, 20)
+    layer.weight.data.normal_()
+    layer.eval()
+    layer.iterations = 1
+    before = layer(x)
+    layer.iterations = 20
+    assert not torch.equal(layer(x), before)
+    torch.testing.assert_close(layer(x), fresh(layer, x))
+
+
+def test_what_is_handed_out_is_not_what_is_remembered() -> None:
+    layer, x = LAYERS["conv"]()
+    layer.eval().requires_grad_(False)
+    before = layer(x)
+    layer.spectrum((5, 4)).mul_(3)
+    assert torch.equal(layer(x), before)

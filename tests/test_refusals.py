@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+from orthoconv import fourier
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, OSSNConv2d
 
 CONSTRUCTOR = [
     ({"padding": 0}, r'padding must be "same", or \[1\] and \[1\].*got 0'),
@@ -127,3 +128,52 @@ def test_inverse_that_does_not_exist() -> None:
         ValueError, match=r"CayleyConv2d 3 -> 6 with stride \(2, 2\) has no inverse: it maps 12 channels"
     ):
         CayleyConv2d(3, 6, 3, stride=2).inverse(torch.randn(1, 6, 4, 4))
+
+
+def test_numpy_ints_are_ints_and_truth_values_are_not() -> None:
+    numpy = pytest.importorskip("numpy")
+    layer = CayleyConv2d(numpy.int64(3), numpy.int32(8), numpy.int64(3), numpy.int8(2), numpy.int64(1))
+    assert layer(torch.zeros(1, 3, 4, 4)).shape == (1, 8, 2, 2)
+    assert CayleyConvTranspose2d(4, 2, 3, output_padding=numpy.int64(0)).output_padding == (0, 0)
+    assert CayleyLinear(numpy.int64(3), 2).in_features == 3
+    with pytest.raises(ValueError, match="in_channels must be a positive int, got True"):
+        CayleyConv2d(True, 8, 3)
+    with pytest.raises(ValueError, match=r"kernel_size must be .* got True"):
+        CayleyConv2d(3, 8, True)
+
+
+@pytest.mark.parametrize("padding", [1.0, None, torch.tensor(1), [1], {1: 1}, "zeros", True])
+def test_paddings_of_other_types(padding) -> None:
+    with pytest.raises(ValueError, match='padding must be "same"'):
+        CayleyConv2d(3, 8, 3, padding=padding)
+
+
+@pytest.mark.parametrize("signs", [["a", "b", "c"], 5, [[1, 1, 1]]])
+def test_signs_of_other_types(signs) -> None:
+    with pytest.raises(ValueError, match="signs must be None"):
+        CayleyConv2d(3, 8, 3, signs=signs)
+
+
+def test_signs_on_the_meta_device() -> None:
+    assert CayleyConv2d(3, 8, 3, signs=[1, -1, 1], device="meta").signs.is_meta
+
+
+@pytest.mark.parametrize("y", [torch.randn(1, 1, 8, 8), torch.ones(1, 8, 8, 8, dtype=torch.int64)])
+def test_inverse_checks_its_input(y) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"takes images of shape \(b, 8|takes inputs of that dtype"):
+        CayleyConv2d(3, 8, 3).inverse(y)
+
+
+def test_sizes_are_pairs() -> None:
+    assert CayleyConv2d(3, 8, 3).singular_values(8).shape == (8, 8, 3)
+    with pytest.raises(ValueError, match="size must be a positive int or a pair"):
+        CayleyConv2d(3, 8, 3).singular_values((8, 8, 8))
+    with pytest.raises(ValueError, match="an image size"):
+        fourier.singular_values(torch.randn(4, 3, 3, 3), 8)
+    with pytest.raises(ValueError, match="groups=3"):
+        fourier.singular_values(torch.randn(4, 3, 3, 3), (8, 8), groups=3)
+
+
+def test_the_kernel_of_a_layer_that_depends_on_the_image() -> None:
+    with pytest.raises(ValueError, match="depends on the image"):
+        _ = OSSNConv2d(3, 4, 3).kernel

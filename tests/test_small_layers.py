@@ -35,8 +35,8 @@ def test_maxmin_is_groupsort_of_two() -> None:
 
 
 def test_ties_keep_the_norm_of_gradients() -> None:
-    x = torch.ones(2, 4, 3, dtype=torch.float64, requires_grad=True)
-    g = random(2, 4, 3)
+    x = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    g = random(2, 4)
     (grad,) = torch.autograd.grad(MaxMin()(x), x, g)
     torch.testing.assert_close(grad.norm(), g.norm())
     (split,) = torch.autograd.grad(torch.maximum(*x.chunk(2, 1)), x, g[:, :2])
@@ -45,7 +45,7 @@ def test_ties_keep_the_norm_of_gradients() -> None:
 
 def test_sorting_is_one_lipschitz() -> None:
     for layer in (MaxMin(), GroupSort(3)):
-        x, y = random(500, 6, 2), random(500, 6, 2)
+        x, y = random(500, 6), random(500, 6)
         assert ((layer(x) - layer(y)).flatten(1).norm(dim=1) <= (x - y).flatten(1).norm(dim=1) + 1e-12).all()
 
 
@@ -116,3 +116,23 @@ def test_scale() -> None:
     assert Scale(2)(torch.ones(1)).item() == 2
     with pytest.raises(ValueError, match="finite, got nan"):
         Scale(float("nan"))
+
+
+def test_sorting_asks_for_the_channels_of_three_axes() -> None:
+    """One image (c, h, w) and a batch of sequences (b, c, n) look the same."""
+    x = random(4, 3, 2)
+    for layer in (MaxMin, lambda **options: GroupSort(2, **options)):
+        with pytest.raises(ValueError, match=r"needs dim= .* \(4, 3, 2\)"):
+            layer()(x)
+        assert torch.equal(layer(dim=-3)(x), layer()(x[None])[0])
+
+
+def test_residual_under_autocast() -> None:
+    layer = ConvexResidual(nn.Linear(4, 4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(torch.randn(2, 4)).shape == (2, 4)
+
+
+def test_normalize_takes_sequences() -> None:
+    with pytest.raises(ValueError, match="takes sequences"):
+        Normalize(0.5, 0.2)

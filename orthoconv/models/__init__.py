@@ -11,7 +11,7 @@ from torch import nn
 from orthoconv.models import kwlarge, resnet9, wide_resnet
 from orthoconv.models.kit import Kit
 from orthoconv.nn import Normalize
-from orthoconv.nn.base import check_positive, pair
+from orthoconv.nn.base import pair, positive_int
 
 
 class Network(NamedTuple):
@@ -67,10 +67,11 @@ def build(
     if name not in NETWORKS:
         raise ValueError(f"name must be one of {', '.join(map(repr, NETWORKS))}, got {name!r}")
     network, size = NETWORKS[name], pair("image_size", image_size)
-    check_positive(in_channels=in_channels, classes=classes, kernel_size=kernel_size)
+    for key, value in (("in_channels", in_channels), ("classes", classes), ("kernel_size", kernel_size)):
+        positive_int(key, value)
     if any(n % network.divisor for n in size):
         raise ValueError(f"{name} takes images whose sides are multiples of {network.divisor}, got image_size={size}")
-    if not (math.isfinite(lipschitz) and lipschitz > 0):
+    if not isinstance(lipschitz, int | float) or not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     if std is not None and mean is None:
         raise ValueError(f"std={std!r} needs a mean beside it, got mean=None")
@@ -85,6 +86,6 @@ def build(
 
 
 def _normalize(mean: Sequence[float], std: Sequence[float] | None, channels: int) -> Normalize:
-    if len(mean) != channels:
+    if not isinstance(mean, Sequence) or len(mean) != channels:
         raise ValueError(f"mean needs one number for each of {channels} channels, got {mean!r}")
     return Normalize(mean, std)

@@ -65,6 +65,8 @@ class Kit:
 
 def width_of(channels: int, width: float) -> int:
     """`channels` times `width`, which must be an even number, as MaxMin pairs channels."""
+    if isinstance(width, bool) or not isinstance(width, int | float):
+        raise ValueError(f"width must be a number, got {width!r}")
     product = channels * width
     if product < 2 or product % 2:
         raise ValueError(f"width must make an even number of each {channels} channels, got {width} x {channels}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.base import check_positive
+from orthoconv.nn.base import positive_int
 
 
 class GroupSort(nn.Module):
@@ -15,22 +15,24 @@ class GroupSort(nn.Module):
 
     Arguments:
         group_size: Channels in a group; it divides the number of channels.
+        dim: Axis of the channels; by default 1, or 0 for a vector. Inputs with three axes need it, since they may be a
+            batch of sequences or one image.
 
     Shape:
-        (b, c, ...), to the same; or (c,).
+        (b, c, ...), to the same.
 
     >>> GroupSort(3)(torch.tensor([[1.0, 5.0, 2.0]]))
     tensor([[5., 2., 1.]])
     """
 
-    def __init__(self, group_size: int) -> None:
+    def __init__(self, group_size: int, dim: int | None = None) -> None:
         super().__init__()
-        check_positive(group_size=group_size)
-        self.group_size = group_size
+        self.group_size = positive_int("group_size", group_size)
+        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        groups = _split(x, self.group_size, "GroupSort")  # (b, group_size, n, ...)
-        dim = min(1, x.ndim - 1)
+        dim = _axis(x, self.dim, "GroupSort")
+        groups = _split(x, dim, self.group_size, "GroupSort")  # (b, group_size, n, ...)
         return groups.sort(dim=dim, descending=True).values.flatten(dim, dim + 1)
 
     def extra_repr(self) -> str:
@@ -38,15 +40,19 @@ class GroupSort(nn.Module):
 
 
 class MaxMin(nn.Module):
-    """`GroupSort` of two: the larger of channels c and c + n / 2, then the smaller ones.
+    """`GroupSort` of two: the larger of channels c and c + n / 2, then the smaller ones; `dim` as there.
 
     >>> MaxMin()(torch.tensor([[1.0, 4.0, 3.0, 2.0]]))
     tensor([[3., 4., 1., 2.]])
     """
 
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
     def forward(self, x: Tensor) -> Tensor:
-        dim = min(1, x.ndim - 1)
-        y: Tensor = _MaxMin.apply(*_split(x, 2, "MaxMin").unbind(dim), dim)
+        dim = _axis(x, self.dim, "MaxMin")
+        y: Tensor = _MaxMin.apply(*_split(x, dim, 2, "MaxMin").unbind(dim), dim)
         return y
 
 
@@ -71,9 +77,14 @@ class _MaxMin(torch.autograd.Function):
         return torch.where(first, larger, smaller), torch.where(first, smaller, larger), None
 
 
-def _split(x: Tensor, size: int, name: str) -> Tensor:
-    dim = min(1, x.ndim - 1)
-    if x.ndim == 0 or x.shape[dim] % size:
+def _axis(x: Tensor, dim: int | None, name: str) -> int:
+    if x.ndim == 0 or (x.ndim == 3 and dim is None):
+        raise ValueError(f"{name} needs dim= to know the channels of an input of shape {tuple(x.shape)}")
+    return min(1, x.ndim - 1) if dim is None else dim % x.ndim
+
+
+def _split(x: Tensor, dim: int, size: int, name: str) -> Tensor:
+    if x.shape[dim] % size:
         raise ValueError(f"{name} takes a number of channels that {size} divides, got shape {tuple(x.shape)}")
     groups: Tensor = x.unflatten(dim, (size, -1))
     return groups

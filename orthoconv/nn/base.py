@@ -1,10 +1,11 @@
 """The arguments, checks and geometry that every convolution here shares."""
 
-__all__ = ["BaseConv2d", "Padding", "check_dtype", "check_positive", "pair"]
+__all__ = ["BaseConv2d", "Padding", "check_dtype", "ints", "pair", "positive_int"]
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from operator import index
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -44,7 +45,9 @@ class BaseConv2d(Reparametrized):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_positive(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        in_channels = positive_int("in_channels", in_channels)
+        out_channels = positive_int("out_channels", out_channels)
+        groups = positive_int("groups", groups)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups must divide the channels {in_channels} -> {out_channels}, got {groups}")
         if padding_mode != "circular":
@@ -82,17 +85,18 @@ class BaseConv2d(Reparametrized):
         """Convolution of (b, c, h, w) by the operator, without stride or bias; or its adjoint."""
 
     @abstractmethod
-    def spectrum(self, size: Pair) -> Tensor:
-        """Matrices (g, f, o, i) of the layer for images of that size, at the layer's input."""
+    def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
+        """Matrices (g, f, o, i) of the layer for input images of that size; in float64 if `double`.
+
+        The operator is that of the layer's own precision all the same.
+        """
 
     def singular_values(self, size: Pair) -> Tensor:
         """All singular values (h, w, r) of the layer for input images of that size, by frequency.
 
         They are those of the operator as it is, in the layer's precision, found in float64.
         """
-        D = self.spectrum(size).detach()
-        D = D.to(torch.complex128 if D.is_complex() else torch.float64)
-        return fourier.spectral_singular_values(D, self._inner_size(size))
+        return fourier.spectral_singular_values(self.spectrum(size, double=True).detach(), self._inner_size(size))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._map(x, adjoint=self.transposed)
@@ -110,6 +114,8 @@ class BaseConv2d(Reparametrized):
                 f"{type(self).__name__} {self.in_channels} -> {self.out_channels} with stride {self.stride} has no "
                 f"inverse: it {'maps' if self.orthogonal else 'is not orthogonal; it maps'} {i} channels to {o}"
             )
+        block = self.stride if self.transposed else (1, 1)
+        self._check_input(y, self.out_channels, block)
         return self._map(y if self.bias is None else y - self.bias[:, None, None], adjoint=not self.transposed)
 
     def _map(self, x: Tensor, *, adjoint: bool) -> Tensor:
@@ -134,8 +140,8 @@ class BaseConv2d(Reparametrized):
         x = check_dtype(name, x, self.sources()[0].dtype)
         return x if x.ndim == 4 else x[None]
 
-    def _inner_size(self, size: Sequence[int]) -> Pair:
-        return self._divide(size, (1, 1) if self.transposed else self.stride)
+    def _inner_size(self, size: int | Sequence[int]) -> Pair:
+        return self._divide(pair("size", size), (1, 1) if self.transposed else self.stride)
 
     def _divide(self, size: Sequence[int], block: Pair) -> Pair:
         (h, w), (sh, sw) = size, block
@@ -152,9 +158,9 @@ class BaseConv2d(Reparametrized):
             return "same"
         axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
         accepted = [[p for p in range(d * k) if 0 <= d * (k - 1) - 2 * p < s] for k, s, d in axes]
-        given = (padding, padding) if isinstance(padding, int) else padding
-        if len(given) == 2 and all(p in ps for p, ps in zip(given, accepted, strict=True)):
-            return (int(given[0]), int(given[1]))
+        given = ints(padding)
+        if given is not None and all(p in ps for p, ps in zip(given, accepted, strict=True)):
+            return given
         also = f", or {accepted[0]} and {accepted[1]} for height and width" if all(accepted) else ""
         raise ValueError(
             f'padding must be "same"{also} with kernel_size={self.kernel_size}, stride={self.stride}, '
@@ -168,17 +174,16 @@ class BaseConv2d(Reparametrized):
         return ", ".join(parts + ["bias=False"] * (self.bias is None))
 
 
-def check_positive(**values: int) -> None:
-    """Raise a ValueError that names the first value that is not a positive int."""
-    for name, value in values.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive int, got {value!r}")
+def positive_int(name: str, value: object) -> int:
+    """`value` as an int, if it is a positive one; or a ValueError that names the argument."""
+    number = _int(value)
+    if number is None or number < 1:
+        raise ValueError(f"{name} must be a positive int, got {value!r}")
+    return number
 
 
 def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in the precision of the parameters, which autocast may have lowered; otherwise they must agree."""
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
     autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
     if x.dtype != dtype and not (autocast and x.is_floating_point()):
         raise TypeError(f"{name} with parameters of {dtype} takes inputs of that dtype, got {x.dtype}")
@@ -187,7 +192,26 @@ def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def pair(name: str, value: int | Sequence[int]) -> Pair:
     """A positive int twice, or a pair of them; or a ValueError that names the argument."""
-    both = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(both) != 2 or not all(isinstance(v, int) and v > 0 for v in both):
+    both = ints(value)
+    if both is None or min(both) < 1:
         raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
-    return (both[0], both[1])
+    return both
+
+
+def ints(value: object) -> Pair | None:
+    """An int twice, or a sequence of two; None for anything else."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        numbers = [_int(v) for v in value]
+        return (numbers[0], numbers[1]) if len(numbers) == 2 and None not in numbers else None  # type: ignore[return-value]
+    number = _int(value)
+    return None if number is None else (number, number)
+
+
+def _int(value: object) -> int | None:
+    """Ints of Python and NumPy; None for anything else, truth values and tensors included."""
+    if isinstance(value, bool | Tensor):
+        return None
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

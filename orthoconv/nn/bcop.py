@@ -43,7 +43,8 @@ class BCOPConv2d(KernelConv2d):
 
     def __init__(self, *args: Any, orthogonalizer: str = "bjorck", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.orthogonalizer, self._function = orthogonalizer, find_orthogonalizer(orthogonalizer)
+        find_orthogonalizer(orthogonalizer)
+        self.orthogonalizer = orthogonalizer
         o, i, kh, kw = self.kernel_shape
         o //= self.groups
         c = max(o, i)
@@ -67,8 +68,9 @@ class BCOPConv2d(KernelConv2d):
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         weight, *projectors = sources
         o, i, kh, _ = self.kernel_shape
-        K = self._function(weight)[:, None, None]  # (g, 1, 1, min, c)
-        N = self._function(projectors[0]).unbind(1) if projectors else ()  # (g, c, c // 2) each
+        orthogonal = find_orthogonalizer(self.orthogonalizer)
+        K = orthogonal(weight)[:, None, None]  # (g, 1, 1, min, c)
+        N = orthogonal(projectors[0]).unbind(1) if projectors else ()  # (g, c, c // 2) each
         for filters in zip_longest(N[: kh - 1], N[kh - 1 :]):
             for axis, n in zip((1, 2), filters, strict=True):
                 K = K if n is None else _two_taps(K, n[:, None, None], axis)

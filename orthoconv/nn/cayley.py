@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from orthoconv.linalg import cayley
-from orthoconv.nn.base import Padding
+from orthoconv.nn.base import Padding, ints
 from orthoconv.nn.memory import Pair
 from orthoconv.nn.spectral import Signs, SpectralConv2d
 
@@ -94,7 +94,7 @@ class CayleyConvTranspose2d(SpectralConv2d):
             axes = zip(self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
             rows, columns = (s - 1 - d * (k - 1) + 2 * p for k, s, p, d in axes)
             expected = (rows, columns)
-        if value not in (expected, list(expected)) and (value, value) != expected:
+        if ints(value) != expected:
             raise ValueError(
                 f"output_padding must be {expected} with kernel_size={self.kernel_size}, stride={self.stride}, "
                 f"padding={self.padding!r}, dilation={self.dilation}; got {value!r}"

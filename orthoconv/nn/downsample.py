@@ -15,9 +15,9 @@ class InvertibleDownsample(nn.Module):
 
     def __init__(self, block: int) -> None:
         super().__init__()
-        if not isinstance(block, int) or block < 1:
+        if isinstance(block, bool) or not hasattr(block, "__index__") or block < 1:
             raise ValueError(f"block must be a positive int, got {block!r}")
-        self.block = block
+        self.block = int(block)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[-2] % self.block or x.shape[-1] % self.block:

@@ -22,14 +22,18 @@ class KernelConv2d(BaseConv2d):
     @property
     def kernel(self) -> Tensor:
         """The kernel that is applied."""
+        if self.depends_on_size:
+            raise ValueError(f"the kernel of {type(self).__name__} depends on the image; use recall((h, w))")
         return self.operator((1, 1), *self.sources())
 
     def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
         return circular_conv2d(x, operator, self.dilation, self.groups, adjoint=adjoint)
 
-    def spectrum(self, size: Pair) -> Tensor:
+    def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
         size = self._inner_size(size)
-        return fourier.spectrum(self.recall(size), size, dilation=self.dilation, groups=self.groups)
+        kernel = self.recall(size)
+        kernel = kernel.double() if double else kernel
+        return fourier.spectrum(kernel, size, dilation=self.dilation, groups=self.groups)
 
 
 class WeightConv2d(KernelConv2d):

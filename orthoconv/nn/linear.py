@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.linalg import bjorck, cayley, cayley_linear
-from orthoconv.nn.base import check_dtype, check_positive
-from orthoconv.nn.memory import Pair, Reparametrized, full_precision
+from orthoconv.nn.base import check_dtype, positive_int
+from orthoconv.nn.memory import Pair, Reparametrized, check_precision, full_precision
 from orthoconv.nn.spectral import Signs, check_signs, weight_norm
 
 
@@ -30,12 +30,11 @@ class BaseLinear(Reparametrized):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_positive(in_features=in_features, out_features=out_features)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.in_features = positive_int("in_features", in_features)
+        self.out_features = positive_int("out_features", out_features)
+        self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, device=device, dtype=dtype))
         if bias:
-            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
 
@@ -110,8 +109,10 @@ class CayleyLinear(BaseLinear):
 
     def apply_matrix(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.in_features
-        if self.remembers or rows >= self.in_features - self.out_features:
+        excess = self.in_features - self.out_features
+        if self.remembers or rows >= excess or self.out_features > excess:
             return super().apply_matrix(x)
+        check_precision("CayleyLinear", self.weight.dtype)
         self.check_finite()  # what follows is the same product, without forming the matrix
         y = cayley_linear(x if self.signs is None else x * self.signs, self.kernel)
         return y if self.bias is None else y + self.bias
@@ -135,8 +136,7 @@ class BjorckLinear(BaseLinear):
         iterations: int = 20,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        check_positive(iterations=iterations)
-        self.iterations = iterations
+        self.iterations = positive_int("iterations", iterations)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

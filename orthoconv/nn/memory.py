@@ -21,14 +21,15 @@ class Reparametrized(nn.Module, ABC):
     """Layer whose operator is a function of its parameters, computed once where they do not change.
 
     In training mode the operator is computed at each forward pass. In eval mode, or inside `frozen`, it is
-    remembered for each image size together with a copy of the tensors it came from, and used again only
-    while those are equal, entry by entry: no edit, however made, leaves it stale. Gradients are those of
-    the parameters in every mode; where only the input's are asked for, the operator is not computed again.
+    remembered for each image size together with the settings and a copy of the tensors it came from, and used again
+    only while those are equal, entry by entry: no edit, however made, leaves it stale. Gradients are those of the
+    parameters in every mode; where only the input's are asked for, the operator is not computed again.
     """
 
     depends_on_size: ClassVar[bool] = True
     _snapshot: tuple[Tensor, ...]
     _memory: dict[Pair, Tensor]
+    _remembered: dict[str, Any]
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +47,7 @@ class Reparametrized(nn.Module, ABC):
     def recall(self, size: Pair = (1, 1)) -> Tensor:
         """Operator for images of that size, from memory where that is allowed."""
         sources = self.sources()
+        check_precision(type(self).__name__, sources[0].dtype)
         size = size if self.depends_on_size else (1, 1)
         compute = partial(self._compute, size)
         if not self.remembers or not _is_concrete(sources):
@@ -67,9 +69,11 @@ class Reparametrized(nn.Module, ABC):
 
     def _lookup(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
-            if not _equal(self._snapshot, sources):
+            settings = self._settings()
+            if settings != self._remembered or not _equal(self._snapshot, sources):
                 self.check_finite()
                 self._forget()
+                self._remembered = settings
                 self._snapshot = tuple(source.detach().clone() for source in sources)
             if size not in self._memory:
                 self._memory[size] = compute(*self._snapshot)
@@ -77,8 +81,14 @@ class Reparametrized(nn.Module, ABC):
                 del self._memory[next(iter(self._memory))]
             return self._memory[size]
 
+    def _settings(self) -> dict[str, Any]:
+        """Plain attributes, of which some enter the operator."""
+        plain = {k: v for k, v in vars(self).items() if k[0] != "_" and isinstance(v, int | float | str | tuple)}
+        del plain["training"]
+        return plain
+
     def _forget(self) -> None:
-        self._snapshot, self._memory = (), {}
+        self._snapshot, self._memory, self._remembered = (), {}, {}
 
     def check_finite(self) -> None:
         """Raise a ValueError if a source has entries that are not finite, where looking at them is cheap."""
@@ -100,7 +110,7 @@ class Reparametrized(nn.Module, ABC):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_snapshot": (), "_memory": {}, "_frozen": 0}
+        return {**self.__dict__, "_snapshot": (), "_memory": {}, "_remembered": {}, "_frozen": 0}
 
 
 @contextmanager
@@ -150,6 +160,12 @@ class _Recall(torch.autograd.Function):
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Context in which autocast leaves operations on the device of `x` alone."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def check_precision(name: str, dtype: torch.dtype) -> None:
+    """Raise a TypeError if parameters have a precision in which no transform can be computed."""
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
 
 
 def _is_concrete(sources: tuple[Tensor, ...]) -> bool:

@@ -21,6 +21,8 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float] | None = None) -> None:
         super().__init__()
+        if not isinstance(mean, Sequence) or not isinstance(std, Sequence | None):
+            raise ValueError(f"Normalize takes sequences with a number for each channel, got {mean!r} and {std!r}")
         std = [1.0] * len(mean) if std is None else std
         if len(mean) != len(std) or not all(math.isfinite(v) for v in mean):
             raise ValueError(f"Normalize takes a finite mean and as many std as channels, got {mean!r} and {std!r}")

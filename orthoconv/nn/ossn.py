@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from orthoconv.nn.base import check_positive
+from orthoconv.nn.base import positive_int
 from orthoconv.nn.kernel import WeightConv2d, circular_conv2d
 from orthoconv.nn.memory import Pair
 
@@ -37,8 +37,7 @@ class OSSNConv2d(WeightConv2d):
     depends_on_size: ClassVar[bool] = True
 
     def __init__(self, *args: Any, iterations: int = 20, **kwargs: Any) -> None:
-        check_positive(iterations=iterations)
-        self.iterations = iterations
+        self.iterations = positive_int("iterations", iterations)
         super().__init__(*args, **kwargs)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:

@@ -16,15 +16,20 @@ class ConvexResidual(nn.Module):
         skip: The other branch; by default the identity.
 
     >>> ConvexResidual(nn.Tanh())(torch.zeros(3))
-    tensor([0., 0., 0.], grad_fn=<LerpBackward1>)
+    tensor([0., 0., 0.], grad_fn=<AddBackward0>)
     """
 
     def __init__(self, f: nn.Module, skip: nn.Module | None = None) -> None:
         super().__init__()
+        for name, module in f.named_modules():
+            if getattr(module, "inplace", False):
+                raise ValueError(f"ConvexResidual needs its input unchanged, but {name or 'f'} is in place: {module}")
         self.f = f
         self.skip = nn.Identity() if skip is None else skip
         self.alpha = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        s = torch.sigmoid(self.alpha)
-        return torch.lerp(self.skip(x), self.f(x), s)
+        s, y, z = torch.sigmoid(self.alpha), self.f(x), self.skip(x)
+        if y.shape != z.shape:
+            raise ValueError(f"ConvexResidual needs branches of one shape, got {tuple(y.shape)} and {tuple(z.shape)}")
+        return torch.add(s * y, (1 - s) * z)

@@ -31,7 +31,8 @@ class RKOConv2d(WeightConv2d):
     """
 
     def __init__(self, *args: Any, orthogonalizer: str = "bjorck", **kwargs: Any) -> None:
-        self.orthogonalizer, self._function = orthogonalizer, find_orthogonalizer(orthogonalizer)
+        find_orthogonalizer(orthogonalizer)
+        self.orthogonalizer = orthogonalizer
         super().__init__(*args, **kwargs)
 
     def reset_parameters(self) -> None:
@@ -43,7 +44,7 @@ class RKOConv2d(WeightConv2d):
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         weight = sources[0]
         W = weight.flatten(1).unflatten(0, (self.groups, -1))  # (g, o, i kh kw)
-        Q = self._function(W) / math.sqrt(math.prod(weight.shape[2:]))
+        Q = find_orthogonalizer(self.orthogonalizer)(W) / math.sqrt(math.prod(weight.shape[2:]))
         return Q.reshape(weight.shape)
 
     def extra_repr(self) -> str:

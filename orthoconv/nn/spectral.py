@@ -80,8 +80,11 @@ class SpectralConv2d(BaseConv2d):
     def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
         return fourier.spectral_conv2d(x, operator.mH if adjoint else operator)
 
-    def spectrum(self, size: Pair) -> Tensor:
-        return self.recall(self._inner_size(size))
+    def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
+        Q = self.recall(self._inner_size(size))
+        if double:
+            return Q.to(torch.complex128 if Q.is_complex() else torch.float64)
+        return Q.clone()  # what is remembered stays as it is, whatever is done to this
 
 
 def weight_norm(V: Tensor, g: Tensor) -> Tensor:
@@ -97,7 +100,10 @@ def check_signs(signs: Signs, n: int, like: Tensor) -> Tensor | None:
         if signs != "random":
             raise ValueError(f'signs must be None, "random" or {n} numbers that are 1 or -1, got {signs!r}')
         return (torch.randint(2, (n,), device=like.device) * 2 - 1).to(like)
-    values = torch.as_tensor(signs).to(like)
+    try:
+        values = torch.as_tensor(signs)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.zeros(0)
     if values.shape != (n,) or not bool((values.abs() == 1).all()):
         raise ValueError(f'signs must be None, "random" or {n} numbers that are 1 or -1, got {signs!r}')
-    return values.clone()
+    return values.clone().to(like)
