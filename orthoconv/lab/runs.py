@@ -5,10 +5,9 @@ __all__ = ["ModelSpec", "Run", "hardware"]
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,8 +29,8 @@ class ModelSpec:
         kernel_size: Taps of the convolutions.
         strided_kernel_size: Taps of the strided convolutions of kwlarge.
         lipschitz: Bound that the layers share.
-        mean: Mean of each channel, to subtract.
-        std: Standard deviation of each channel, to divide by.
+        normalize: What the first layer does with the statistics of the training images: none, center (subtract the
+            mean, which leaves distances as they are), or standardize (divide by the deviation, too).
     """
 
     name: str = "kwlarge"
@@ -41,14 +40,19 @@ class ModelSpec:
     kernel_size: int = 3
     strided_kernel_size: int | None = None
     lipschitz: float = 1.0
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
+    normalize: Literal["none", "center", "standardize"] = "center"
 
     def build(self, data: Split) -> nn.Sequential:
-        """The network for images such as those of `data`."""
+        """The network for images such as those of `data`, from which it takes its statistics."""
         _, channels, *size = data.images.shape
+        options = asdict(self)
+        normalize = options.pop("normalize")
+        if normalize != "none":
+            options["mean"] = data.images.mean((0, 2, 3)).tolist()
+        if normalize == "standardize":
+            options["std"] = data.images.std((0, 2, 3)).tolist()
         classes = int(data.labels.max()) + 1
-        return models.build(**asdict(self), in_channels=channels, image_size=size, classes=classes)
+        return models.build(**options, in_channels=channels, image_size=size, classes=classes)
 
 
 class Run:
