@@ -11,7 +11,7 @@ help: ## list the targets
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,attacks,dev]'
 	touch $@
 
 demo: .venv/.installed ## train an orthogonal network on digits, show its layers and an exact inverse

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 _TINY = 1e-12
 
@@ -50,7 +49,9 @@ def pgd(
     restarts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Adversarial inputs: ascent of the cross-entropy, projected to the ball, from random starts (Section 5.2).
+    """Adversarial inputs: descent of the margin, projected to the ball, from random starts (Section 5.2).
+
+    The margin of the true class, unlike the cross-entropy, keeps its gradient however large the logits are.
 
     Arguments:
         model: Function of a batch to logits.
@@ -76,9 +77,15 @@ def pgd(
             broken |= logits.detach().argmax(1) != labels
             if k == iterations or bool(broken.all()):
                 break
-            (gradient,) = torch.autograd.grad(F.cross_entropy(logits, labels, reduction="sum"), d)
-            d = ball.project(x, d.detach() + length * ball.step(gradient))
+            (gradient,) = torch.autograd.grad(_margin(logits, labels).sum(), d)
+            d = ball.project(x, d.detach() - length * ball.step(gradient))
     return found
+
+
+def _margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """Lead of the true class over the best other one."""
+    true = logits.gather(1, labels[:, None]).squeeze(1)
+    return true - logits.scatter(1, labels[:, None], -torch.inf).amax(1)
 
 
 def _norm(x: Tensor) -> Tensor:

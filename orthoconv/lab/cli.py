@@ -9,12 +9,23 @@ from jsonargparse import auto_cli
 
 from orthoconv import __version__
 from orthoconv.data import DataError
+from orthoconv.lab.datasets import data
 from orthoconv.lab.demo import demo
+from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
+from orthoconv.lab.report import report
 from orthoconv.lab.training import train
 from orthoconv.train import CheckpointError, TrainingError
 
-COMMANDS: dict[str, Any] = {"demo": demo, "train": train}
-EXPECTED = (CheckpointError, DataError, TrainingError, OSError, ValueError, TypeError)  # what a user can mend
+COMMANDS: dict[str, Any] = {"demo": demo, "data": data, "train": train, "evaluate": evaluate, "report": report}
+EXPECTED = (
+    BrokenCertificateError,
+    CheckpointError,
+    DataError,
+    TrainingError,
+    OSError,
+    ValueError,
+    TypeError,
+)  # what a user can mend
 
 
 def main(args: list[str] | None = None) -> None:

@@ -1,90 +1,96 @@
-"""`orthoconv demo`: what an orthogonal convolution is, on real images, in under a minute."""
+"""`orthoconv demo`: what a certificate is, from training to attack, on digits, in under two minutes."""
 
 __all__ = ["demo"]
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import torch
 from matplotlib import cbook
 from matplotlib import image as mpl_image
 from torch import Tensor, nn
-from torch.nn import functional as F
-from tqdm import trange
 
-from orthoconv.data import Split
-from orthoconv.data.digits import digits
+from orthoconv.data import Split, load
+from orthoconv.lab.evaluation import evaluate_model, table
 from orthoconv.lab.plots import plot_demo
-from orthoconv.nn import CayleyConv2d, CayleyLinear, CircularConv2d, MaxMin
+from orthoconv.lab.report import write_report
+from orthoconv.lab.runs import ModelSpec, Run
+from orthoconv.lab.training import train
+from orthoconv.nn import CayleyConv2d
+from orthoconv.nn.base import BaseConv2d
 from orthoconv.testing import norm_ratios
+from orthoconv.train import Recipe
+
+_LAYER = 2  # the convolution that is looked at: 16 -> 32 channels
 
 
-def demo(out: Path = Path("runs/demo"), steps: int = 150, seed: int = 0) -> None:
-    """Train an orthogonal and a plain network on digits; compare their layers; invert a layer on a photograph.
+def demo(
+    out: Path = Path("runs/demo"),
+    epochs: int = 20,
+    attack_examples: int = 200,
+    apgd_iterations: int = 50,
+    seed: int = 0,
+) -> None:
+    """Train, certify and attack a Cayley network and the same network of plain layers on handwritten digits.
 
     Args:
-        out: Folder to write the picture to.
-        steps: Training steps of each network.
-        seed: Seed of the weights and of the order of the images.
+        out: Folder for the two runs, the report and a picture of one layer.
+        epochs: Passes over the 1,297 training images.
+        attack_examples: Test images to attack.
+        apgd_iterations: Iterations of each APGD.
+        seed: Seed of the weights, the order of the images and the attacks.
     """
-    if steps < 1:
-        raise SystemExit(f"orthoconv demo: --steps must be at least 1, got {steps}")
-    out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
-    train, test = digits()
-    networks = {"Cayley": _network(CayleyConv2d, CayleyLinear), "plain": _network(CircularConv2d, nn.Linear)}
-    before = {name: _singular_values(net[2]) for name, net in networks.items()}
-    accuracy = {name: _train(net, train, test, steps, name) for name, net in networks.items()}
-    after = {name: _singular_values(net[2]) for name, net in networks.items()}
-    with torch.no_grad():
-        ratios = {name: norm_ratios(net[2], net[:2](test.images)) for name, net in networks.items()}
+    recipe = Recipe(epochs=epochs, batch_size=64, augment=False, seed=seed)
+    _, test = load("digits")
+    rows, runs = {}, {}
+    for conv in ("cayley", "plain"):
+        run = runs[conv] = Run(out / conv)
+        if run.config_path.exists():
+            shutil.rmtree(run.folder)
+        print(f"\n{conv} layers")
+        train(run.folder, "digits", None, ModelSpec(conv=conv, width=0.5), recipe)
+        rows[conv] = evaluate_model(
+            run.load_model(test), test, run, attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed
+        )
+    print(f"\n{table(rows)}\n\nEvery certified image survived every attack.")
+    picture = _picture(out, runs, test)
+    print(f"\npicture of a layer: {picture}")
+    print(f"report: {write_report(out / 'cayley', [out / 'plain'])}")
 
-    print("\nconvolution 16 -> 16 inside the network")
-    print(f"{'':8}{'singular values before':>26}{'after training':>22}{'|conv(x)|/|x|':>22}{'accuracy':>10}")
-    for name in networks:
-        row = "".join(f"{_range(v):>{n}}" for v, n in ((before[name], 26), (after[name], 22), (ratios[name], 22)))
-        print(f"{name:8}{row}{accuracy[name]:>10.1%}")
 
+def _picture(out: Path, runs: dict[str, Run], test: Split) -> Path:
+    """Singular values and norms of one layer of each network, and an exact inverse on a photograph."""
+    before, after, ratios = {}, {}, {}
+    for name, run in runs.items():
+        (old, _), (new, inputs) = (_layer(run.load_model(test, path), test) for path in (run.initial_path, None))
+        size = (inputs.shape[-2], inputs.shape[-1])
+        before[name], after[name] = (layer.singular_values(size).flatten() for layer in (old, new))
+        ratios[name] = norm_ratios(new, inputs)
     photo = _photograph()
     layer = CayleyConv2d(3, 3, 9, bias=False).requires_grad_(False)
-    with torch.no_grad():
-        layer.g.mul_(6)  # far from the identity
+    layer.g.mul_(6)  # far from the identity
     image = layer(photo)
     back = layer.inverse(image)
-    ratio = norm_ratios(layer, photo[None]).item()
-    print(f"\nphotograph of {photo.shape[1]} x {photo.shape[2]}: |conv(x)|/|x| = {ratio:.7f},")
+    print(f"\nphotograph of {photo.shape[1]} x {photo.shape[2]} through a layer with 9 x 9 taps:")
+    print(f"|conv(x)| / |x| = {norm_ratios(layer, photo[None]).item():.7f}, ", end="")
     print(f"largest error of layer.inverse(layer(x)) in float32: {(back - photo).abs().max():.1e}")
-
-    path = plot_demo(out / "demo.png", before, after, ratios, [photo, image, back])
-    print(f"\npicture: {path}")
+    return plot_demo(out / "layer.png", before, after, ratios, [photo, image, back])
 
 
-def _network(conv: Callable[..., nn.Module], linear: Callable[..., nn.Module]) -> nn.Sequential:
-    return nn.Sequential(conv(1, 16, 3), MaxMin(), conv(16, 16, 3), MaxMin(), nn.Flatten(), linear(1024, 10))
-
-
-def _train(net: nn.Sequential, train: Split, test: Split, steps: int, name: str) -> float:
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    for _ in trange(steps, desc=f"training {name:6}", unit="step"):
-        batch = torch.randint(len(train.labels), (128,))
-        loss = F.cross_entropy(8 * net(train.images[batch]), train.labels[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        return float((net.eval()(test.images).argmax(1) == test.labels).float().mean())
-
-
-def _singular_values(layer: nn.Module) -> Tensor:
-    assert isinstance(layer, CayleyConv2d | CircularConv2d)
-    return layer.singular_values((8, 8)).flatten()
+@torch.no_grad()
+def _layer(model: nn.Sequential, test: Split) -> tuple[BaseConv2d, Tensor]:
+    """The convolution that is looked at, and what the test images are when they reach it."""
+    x, seen = test.images, 0
+    for module in model:
+        if isinstance(module, BaseConv2d):
+            if seen == _LAYER:
+                return module, x
+            seen += 1
+        x = module(x)
+    raise AssertionError("the network has fewer convolutions")
 
 
 def _photograph() -> Tensor:
     """A photograph that comes with matplotlib (Grace Hopper, in the public domain): (3, h, w) in [0, 1]."""
     path = cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
     return torch.tensor(mpl_image.imread(path)).permute(2, 0, 1) / 255
-
-
-def _range(values: Tensor) -> str:
-    return f"{values.min():.6f} .. {values.max():.6f}"

@@ -1,13 +1,16 @@
 """Pictures, each a function of the numbers it shows."""
 
-__all__ = ["plot_demo"]
+__all__ = ["certified_curves", "plot_demo", "training_curves"]
 
+import io
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from torch import Tensor
 
-COLOURS = {"Cayley": "#1f5fbf", "plain": "#c8553d"}
+COLOURS = {"cayley": "#1f5fbf", "plain": "#c8553d"}
 
 
 def plot_demo(
@@ -42,3 +45,45 @@ def plot_demo(
         axis.axis("off")
     figure.savefig(path, dpi=120)
     return path
+
+
+def training_curves(metrics: list[dict[str, Any]]) -> str:
+    """Loss, and accuracy on training and test images, by epoch: an SVG."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    loss, accuracy = figure.subplots(1, 2)
+    epochs = [m["epoch"] for m in metrics]
+    loss.plot(epochs, [m["loss"] for m in metrics], color=COLOURS["cayley"])
+    loss.set(title="training loss", xlabel="epoch")
+    accuracy.plot(epochs, [100 * m["accuracy"] for m in metrics], color="0.6", label="training")
+    accuracy.plot(epochs, [100 * m["test_accuracy"] for m in metrics], color=COLOURS["cayley"], label="test")
+    for name, style in zip(
+        metrics[0]["certified"] if metrics else [], cycle(("--", ":", "-.", (0, (1, 4)))), strict=False
+    ):
+        values = [100 * m["certified"][name] for m in metrics]
+        accuracy.plot(epochs, values, color=COLOURS["plain"], ls=style, label=f"certified {name}")
+    accuracy.set(title="accuracy, %", xlabel="epoch", ylim=(0, 100))
+    accuracy.legend(fontsize=7)
+    return _svg(figure)
+
+
+def certified_curves(radii: dict[str, Tensor], attacked: dict[str, dict[str, float]]) -> str:
+    """Fraction of images with a certified radius above eps, and what an attack leaves, against eps: an SVG."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axis = figure.subplots()
+    right = max([0.3, *(float(e) for curve in attacked.values() for e in curve)])
+    for (name, radius), colour in zip(radii.items(), cycle(COLOURS.values()), strict=False):
+        grid = [right * k / 300 for k in range(301)]
+        axis.plot(
+            grid, [100 * float((radius > e).double().mean()) for e in grid], color=colour, label=f"{name}, certified"
+        )
+        points = sorted((float(e), 100 * a) for e, a in attacked[name].items())
+        axis.plot(*zip(*points, strict=True), "--o", ms=4, color=colour, label=f"{name}, after PGD")
+    axis.set(xlabel="l2 norm of the perturbation", ylabel="accuracy, %", xlim=(0, right), ylim=(0, 100))
+    axis.legend(fontsize=8)
+    return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]

@@ -66,6 +66,7 @@ class Run:
         self.initial_path = folder / "initial.safetensors"
         self.weights_path = folder / "model.safetensors"
         self.evaluation_path = folder / "evaluation.json"
+        self.evidence_path = folder / "evaluation.safetensors"
 
     @property
     def config(self) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from orthoconv import certified_radius, certify, lipschitz_bound
+from orthoconv.attacks import L2Ball, apgd, pgd
+from orthoconv.nn import CayleyLinear, Scale
+
+
+def test_radius_is_the_margin_over_sqrt_two() -> None:
+    logits = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 2.0], [1.0, 5.0, 0.0], [1.0, 1.0, 1.0]])
+    labels = torch.tensor([0, 1, 0, 2])
+    expected = torch.tensor([2 / math.sqrt(2), 0.0, 0.0, 0.0])  # right, tied, wrong, tied
+    torch.testing.assert_close(certified_radius(logits, labels), expected)
+    torch.testing.assert_close(certified_radius(logits, labels, lipschitz=4.0), expected / 4)
+
+
+def test_radius_is_sharp_for_a_linear_classifier() -> None:
+    """With W = I the decision boundary between two classes lies exactly at the radius."""
+    x = torch.tensor([[2.0, 0.5]], dtype=torch.float64)
+    radius = certified_radius(x, torch.tensor([0]))
+    step = torch.tensor([[-1.0, 1.0]], dtype=torch.float64) / math.sqrt(2)
+    assert (x + (radius - 1e-9) * step).argmax() == 0
+    assert (x + (radius + 1e-9) * step).argmax() == 1
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_bounds_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="lipschitz must be positive and finite"):
+        certified_radius(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), bad)
+
+
+def model_and_data() -> tuple[nn.Sequential, list[tuple[torch.Tensor, torch.Tensor]]]:
+    model = nn.Sequential(nn.Flatten(), CayleyLinear(12, 5), Scale(2.0))
+    images = torch.rand(30, 3, 2, 2)
+    labels = model(images).argmax(1).detach()
+    labels[:5] = (labels[:5] + 1) % 5
+    return model, [(images[:20], labels[:20]), (images[20:], labels[20:])]
+
+
+def test_certify_uses_the_bound_of_the_model() -> None:
+    model, data = model_and_data()
+    found = certify(model, data, [0.01, 0.1])
+    assert found.lipschitz == pytest.approx(2.0, rel=1e-5)
+    assert found.lipschitz == lipschitz_bound(model, (3, 2, 2))
+    assert found.clean_accuracy == pytest.approx(25 / 30)
+    assert (found.radius[:5] == 0).all()
+    torch.testing.assert_close(found.radius, certified_radius(found.logits, found.labels, found.lipschitz))
+    assert found.certified_accuracy[0.01] >= found.certified_accuracy[0.1]
+    assert certify(model, data, [0.01], lipschitz=1e9).certified_accuracy[0.01] == 0
+    assert model.training
+
+
+def test_certify_refuses_bad_input() -> None:
+    model, data = model_and_data()
+    with pytest.raises(ValueError, match=r"eps must be at least 0, got -0\.1"):
+        certify(model, data, [-0.1])
+    with pytest.raises(ValueError, match="at least one batch"):
+        certify(model, [])
+    with pytest.raises(ValueError, match=r"logits \(b, classes\) and labels"):
+        certified_radius(torch.zeros(3, 4), torch.zeros(2, dtype=torch.long))
+
+
+ATTACKS = {
+    "pgd": lambda *args: pgd(*args, iterations=20, generator=torch.Generator().manual_seed(0)),
+    "apgd ce": lambda *args: apgd(*args, loss="ce", iterations=20),
+    "apgd dlr": lambda *args: apgd(*args, loss="dlr", iterations=20),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*points with zero gradient")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_stay_in_the_ball_and_spare_what_is_certified(name: str) -> None:
+    if name != "pgd":
+        pytest.importorskip("pyautoattack")
+    model, data = model_and_data()
+    model.eval()
+    x, labels = data[0]
+    found = certify(model, data[:1])
+    eps = float(found.radius.median())
+    adversarial = ATTACKS[name](model, x, labels, L2Ball(eps))
+    assert (adversarial - x).flatten(1).norm(dim=1).max() <= eps * (1 + 1e-5)
+    assert adversarial.min() >= 0
+    assert adversarial.max() <= 1
+    alive = model(adversarial).argmax(1) == labels
+    assert alive[found.radius > eps].all()
+    strong = ATTACKS[name](model, x, labels, L2Ball(20 * eps))
+    assert (model(strong).argmax(1) == labels).float().mean() < 0.5, "a large ball breaks most of them"
+
+
+def test_pgd_finds_the_boundary_of_a_linear_classifier() -> None:
+    x = torch.full((1, 2), 0.5)
+    x[0, 0] += 0.2
+    model, labels = nn.Identity(), torch.tensor([0])
+    radius = 0.2 / math.sqrt(2)
+    assert model(pgd(model, x, labels, L2Ball(1.05 * radius))).argmax() == 1
+    assert model(pgd(model, x, labels, L2Ball(0.95 * radius))).argmax() == 0
+
+
+def test_pgd_is_not_blinded_by_large_logits() -> None:
+    """Cross-entropy has no gradient here in float32; the margin has."""
+    x = torch.full((1, 2), 0.5)
+    x[0, 0] += 0.2
+    model = Scale(1e6)
+    assert model(pgd(model, x, torch.tensor([0]), L2Ball(0.3))).argmax() == 1
+
+
+def test_balls() -> None:
+    with pytest.raises(ValueError, match="eps must be at least 0, got -1"):
+        L2Ball(-1)
+    x = torch.rand(5, 3)
+    assert (L2Ball(0.0).start(x, None) == 0).all()
+    pytest.importorskip("pyautoattack")
+    with pytest.raises(ValueError, match=r"inputs in \[0, 1\]"):
+        apgd(nn.Identity(), x, torch.zeros(5, dtype=torch.long), L2Ball(0.1, low=-1))
