@@ -1,3 +1,5 @@
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,37 +15,132 @@ def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, *command, *args], capture_output=True, text=True, timeout=120)
 
 
-def test_demo_makes_its_picture_and_its_table(tmp_path: Path) -> None:
-    result = run("demo", "--out", str(tmp_path / "new" / "folder"), "--steps", "20")
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> tuple[Path, str]:
+    """Folder and output of a short demo."""
+    pytest.importorskip("pyautoattack")
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    result = run("demo", "--out", str(out), "--epochs", "3", "--attack_examples", "20", "--apgd_iterations", "5")
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "new" / "folder" / "demo.png").stat().st_size > 50_000
-    (cayley,) = (line for line in result.stdout.splitlines() if line.startswith("Cayley"))
-    low, high = (float(v) for v in cayley.split()[4:7:2])
-    assert abs(low - 1) < 1e-5
-    assert abs(high - 1) < 1e-5
-    assert "|conv(x)|/|x| = 1.000000" in result.stdout
+    return out, result.stdout
+
+
+def test_demo_prints_its_table_and_its_paths(demo) -> None:
+    out, text = demo
+    (cayley,) = (line for line in text.splitlines() if line.startswith("cayley  "))
+    clean, _, _, certified, empirical, bound = cayley.split()[1:]
+    assert float(clean.rstrip("%")) > float(certified.rstrip("%")) > 30
+    assert float(empirical) <= float(bound) == pytest.approx(1, abs=1e-4)
+    assert f"report: {out / 'cayley' / 'report.html'}" in text
+    assert "|conv(x)| / |x| = 1.000000" in text
+    assert (out / "layer.png").stat().st_size > 50_000
+
+
+def test_report_shows_everything_and_needs_nothing(demo) -> None:
+    page = (demo[0] / "cayley" / "report.html").read_text()
+    for text in (
+        "AutoAttack",
+        "Singular values of each layer",
+        "CayleyConv2d(1, 16",
+        "certified to",
+        "torch 2",
+        "recipe",
+    ):
+        assert text in page
+    assert page.count("<svg") == 2
+    assert page.count("data:image/png") == 2 * page.count('class="card"') > 0
+    assert 'src="http' not in page
+    assert "<script" not in page
+
+
+def test_runs_can_be_evaluated_and_reported_again(demo) -> None:
+    folder = str(demo[0] / "plain")
+    result = run("evaluate", folder, "--attack_examples", "10", "--apgd_iterations", "2", "--eps", "0.2")
+    assert result.returncode == 0, result.stderr
+    assert "eps = 51/255, attacks on 10 of 500" in result.stdout
+    assert run("report", folder).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
+@pytest.mark.parametrize("width", [400, 1000])
+def test_report_in_a_browser(demo, tmp_path, width: int) -> None:
+    """No error on the console, and a page that is no wider than the window."""
+    page = (demo[0] / "cayley" / "report.html").read_text()
+    probe = "<script>document.title='width '+document.documentElement.scrollWidth</script>"
+    copy = tmp_path / "page.html"
+    copy.write_text(page.replace("</body>", probe + "</body>"))
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += f" --disable-component-update --disable-sync --hide-scrollbars --window-size={width},900"
+    flags += f" --user-data-dir={tmp_path / 'profile'} --enable-logging=stderr --dump-dom"
+    command = ["chromium", *flags.split(), f"file://{copy}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = int(re.search(r"<title>width (\d+)</title>", result.stdout).group(1))
+    assert found <= max(width, 500), "headless windows are at least 500 wide"
+    assert "CONSOLE" not in result.stderr
+
+
+def test_data() -> None:
+    result = run("data", "--name", "digits")
+    assert "training: 1297 images, 1 x 8 x 8, 10 classes" in result.stdout
 
 
 def test_help_and_version() -> None:
-    assert "demo" in run("--help").stdout
-    assert "--steps" in run("demo", "--help").stdout
+    text = run("--help").stdout
+    assert all(command in text for command in ("demo", "data", "train", "evaluate", "report"))
+    assert "--recipe.margin_factor" in run("train", "--help").stdout
     assert run("--version").stdout.split()[-1] == "0.1.0"
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["demo", "--steps", "0"], "--steps must be at least 1, got 0"),
-        (["demo", "--steps", "many"], "many"),
-        (["demo", "--stesp", "3"], "stesp"),
+        (["demo", "--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["demo", "--epochs", "many"], "many"),
+        (["train", "--recipe.epochz", "3"], "epochz"),
         (["dance"], "dance"),
+        (["train", "--data", "cifar10", "--data_dir", "/nowhere"], "/nowhere: no such folder"),
+        (["train", "--model.name", "vgg"], "name must be one of 'kwlarge'"),
+        (["evaluate", "/nowhere"], "/nowhere is not the folder of a run"),
+        (["report", "/nowhere"], "/nowhere has no evaluation"),
     ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
 def test_bad_arguments(args: list[str], message: str) -> None:
     result = run(*args)
     assert result.returncode != 0
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_configuration_files(tmp_path) -> None:
+    """YAML, any field overridden, unknown keys refused, the result printed."""
+    config = tmp_path / "run.yaml"
+    config.write_text("data: digits\nmodel:\n  conv: bcop\nrecipe:\n  epochs: 7\n")
+    printed = run("train", "--config", str(config), "--recipe.lr", "0.5", "--print_config").stdout
+    assert "conv: bcop" in printed
+    assert "epochs: 7" in printed
+    assert "lr: 0.5" in printed
+    config.write_text("recipe:\n  epoch: 7\n")
+    result = run("train", "--config", str(config))
+    assert result.returncode != 0
+    assert "epoch" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_evaluation_with_a_false_bound_is_caught(demo) -> None:
+    """The negative control: certificates that promise too much are broken, and the evidence is kept."""
+    code = f"""
+import orthoconv.lab.evaluation as evaluation
+from orthoconv.lab.cli import main
+honest = evaluation.certify
+evaluation.certify = lambda model, batches, eps: honest(model, batches, eps, lipschitz=1e-3)
+main(["evaluate", {str(demo[0] / "cayley")!r}, "--attack_examples", "100", "--apgd_iterations", "5", "--eps", "0.6"])
+"""
+    result = run(code=code)
+    assert result.returncode == 1
+    assert "examples that were certified for eps = 0.6" in result.stderr
+    assert (demo[0] / "cayley" / "broken.safetensors").exists()
 
 
 def test_without_the_lab_extra_the_command_says_how_to_install_it() -> None:

@@ -108,7 +108,7 @@ def test_cifar10_cache_is_filled_checked_and_rebuilt(small_cifar, tmp_path, monk
     assert torch.equal(module.cifar10_records(), small_cifar)
     assert len(asked) == 1
     cache = tmp_path / "cifar10.bin"
-    for damage in (cache.read_bytes()[:-7], b"\x00" + cache.read_bytes()[1:]):
+    for damage in (cache.read_bytes()[:-7], b"\x07" + cache.read_bytes()[1:]):
         cache.write_bytes(damage)
         assert torch.equal(module.cifar10_records(), small_cifar)
     assert len(asked) == 3

@@ -19,7 +19,7 @@ from orthoconv.certify import EPS, certify
 from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
 from orthoconv.lab.progress import download_bar
-from orthoconv.lab.runs import Run, hardware
+from orthoconv.lab.runs import Run, append_record, hardware
 from orthoconv.lipschitz import empirical_lipschitz
 from orthoconv.nn.memory import frozen
 
@@ -40,6 +40,7 @@ def evaluate(
     attack_examples: int = 1000,
     apgd_iterations: int = 100,
     seed: int = 0,
+    record: Path | None = None,
 ) -> None:
     """Certify the whole test set of a run; attack a part of it by PGD and by AutoAttack's APGD with both losses.
 
@@ -51,6 +52,7 @@ def evaluate(
         attack_examples: Test images to attack, the first ones; 0 for all.
         apgd_iterations: Iterations of each APGD.
         seed: Seed of the attacks.
+        record: File of results, JSON lines, to append the whole run to: configuration, metrics, evaluation.
     """
     folder = Run(run)
     config = folder.config
@@ -62,6 +64,9 @@ def evaluate(
     )  # fmt: skip
     print(table({config["model"]["conv"]: row}))
     print(f"evaluation: {folder.evaluation_path}")
+    if record is not None:
+        append_record(record, folder)
+        print(f"record: {record}")
 
 
 def evaluate_model(

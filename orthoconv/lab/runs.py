@@ -1,7 +1,8 @@
 """A run: a folder with its configuration, metrics, checkpoints and weights."""
 
-__all__ = ["ModelSpec", "Run", "hardware"]
+__all__ = ["ModelSpec", "Run", "append_record", "hardware"]
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -87,6 +88,24 @@ class Run:
         model = ModelSpec(**self.config["model"]).build(data)
         load_weights(path or self.weights_path, model)
         return model.eval()
+
+
+def append_record(path: Path, run: Run) -> None:
+    """Append one line to a file of results: everything that the folder of the run says of it."""
+    config = run.config
+    training_on = config.pop("hardware")
+    record = {
+        "config": config,
+        "hash": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16],
+        "seed": config["recipe"]["seed"],
+        "hardware": training_on,
+        "seconds": sum(m["seconds"] for m in run.metrics()),
+        "epochs": run.metrics(),
+        "evaluation": json.loads(run.evaluation_path.read_text()),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def hardware() -> dict[str, Any]:

@@ -46,7 +46,7 @@ def train(
     world, run = start(), Run(out)
     config = {"data": data, "data_dir": str(data_dir) if data_dir else None, "model": asdict(model)}
     config |= {"recipe": asdict(recipe)}
-    if run.metrics_path.exists() and not resume:
+    if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
         raise FileExistsError(f"{out} has a run already; pass --resume true to go on with it, or another --out")
     training, test = load(data, data_dir, download_bar())
     torch.manual_seed(recipe.seed)

@@ -1,0 +1,263 @@
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from orthoconv.data import Split, load
+from orthoconv.models import build
+from orthoconv.nn import CayleyConv2d, CayleyLinear, MaxMin, SVCMConv2d
+from orthoconv.train import (
+    CheckpointError,
+    Recipe,
+    TrainingError,
+    fit,
+    hinge_loss,
+    load_checkpoint,
+    load_weights,
+    piecewise_triangular,
+    save_checkpoint,
+    save_weights,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = CayleyConv2d(1, 8, 3), MaxMin(), CayleyConv2d(8, 8, 4, stride=2), nn.Flatten(), CayleyLinear(128, 10)
+    return nn.Sequential(*layers)
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_hinge_is_that_of_torch() -> None:
+    logits, labels = torch.randn(20, 7, requires_grad=True), torch.randint(7, (20,))
+    torch.testing.assert_close(hinge_loss(logits, labels, 0.7), F.multi_margin_loss(logits, labels, margin=0.7))
+    assert hinge_loss(10 * F.one_hot(labels, 7).float(), labels, 0.7) == 0
+
+
+def test_schedule() -> None:
+    assert piecewise_triangular(0.0, 0.1) == 0
+    assert piecewise_triangular(0.4, 0.1) == pytest.approx(0.1)
+    assert piecewise_triangular(0.8, 0.1) == pytest.approx(0.005)
+    assert piecewise_triangular(1.0, 0.1) == pytest.approx(0)
+    assert max(piecewise_triangular(k / 1000, 0.1) for k in range(1001)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"lr": -1.0}, "lr must be positive and finite"),
+        ({"eps0": float("nan")}, "eps0 must be positive and finite"),
+        ({"checkpoint_every": -1}, "checkpoint_every must be at least 0"),
+    ],
+)
+def test_recipes_that_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(**arguments)
+
+
+def run(folder: Path, recipe: Recipe, *, stop: int | None = None, resume: bool = False, seed: int = 0) -> nn.Module:
+    """Train the small network on digits; with `stop`, as if the process had died after so many steps."""
+    model, (data, _) = network(seed), load("digits")
+
+    class Died(Exception):  # noqa: N818
+        pass
+
+    def on_step(figures) -> None:
+        if figures["step"] == stop:
+            raise Died
+
+    with contextlib.suppress(Died):
+        list(fit(model, data, recipe, folder / "checkpoint", resume=resume, on_step=on_step))
+    return model
+
+
+RECIPE = Recipe(epochs=2, batch_size=128, checkpoint_every=3, seed=1)
+
+
+def test_training_learns(tmp_path) -> None:
+    model, (data, test) = network(), load("digits")
+    figures = list(fit(model, data, Recipe(epochs=4, batch_size=64, augment=False), tmp_path / "c"))
+    assert [f["epoch"] for f in figures] == [1, 2, 3, 4]
+    assert figures[-1]["loss"] < figures[0]["loss"] / 2
+    accuracy = (model.eval()(test.images).argmax(1) == test.labels).float().mean()
+    assert accuracy > 0.85
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 10, 13, 19])
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, stop: int) -> None:
+    whole = weights(run(tmp_path / "a", RECIPE))
+    run(tmp_path / "b", RECIPE, stop=stop)
+    again = weights(run(tmp_path / "b", RECIPE, resume=True))
+    assert equal(whole, again)
+    assert not equal(whole, weights(run(tmp_path / "c", RECIPE, seed=5))), "the negative control: another seed"
+
+
+def test_a_run_is_resumed_with_its_own_recipe(tmp_path) -> None:
+    run(tmp_path, RECIPE, stop=5)
+    with pytest.raises(CheckpointError, match=r"is of a run with lr=0\.01, not 0\.02"):
+        run(tmp_path, Recipe(epochs=2, batch_size=128, lr=0.02, seed=1), resume=True)
+
+
+def test_non_finite_loss_stops_before_the_weights_are_spoiled(tmp_path) -> None:
+    model, (data, _) = network(), load("digits")
+    images = data.images.clone()
+    images[700] = float("nan")
+    with pytest.raises(TrainingError, match=r"step \d+: the loss is nan; the largest gradient is that of .*checkpoint"):
+        list(fit(model, Split(images, data.labels), Recipe(epochs=1, batch_size=64), tmp_path / "c"))
+    assert all(v.isfinite().all() for v in model.state_dict().values())
+
+
+def test_batches_that_do_not_fit(tmp_path) -> None:
+    model, (data, _) = network(), load("digits")
+    with pytest.raises(ValueError, match="batch_size must be at most 1297"):
+        list(fit(model, data, Recipe(batch_size=2000), tmp_path / "c"))
+
+
+def test_svcm_layers_are_projected(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(SVCMConv2d(1, 8, 1), nn.Flatten(), nn.Linear(512, 10))
+    data, _ = load("digits")
+    list(fit(model, data, Recipe(epochs=1, batch_size=128), tmp_path / "c"))
+    assert (model[0].singular_values((8, 8)) - 1).abs().max() < 1e-5
+
+
+def test_checkpoints_give_everything_back(tmp_path) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.rand(2, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path / "c", model, optimizer, {"done": 7})
+    expected = torch.rand(3)
+    other = network(seed=3)
+    second = torch.optim.Adam(other.parameters(), lr=0.5)
+    assert load_checkpoint(tmp_path / "c", other, second) == {"done": 7}
+    assert torch.equal(torch.rand(3), expected), "the state of the random numbers"
+    assert equal(weights(model), weights(other))
+    assert second.param_groups[0]["lr"] == 0.1
+    for a, b in zip(optimizer.state.values(), second.state.values(), strict=True):
+        assert equal(dict(a), dict(b))
+
+
+def test_damaged_checkpoints_are_refused_with_path_and_reason(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_weights(path, network(), {"a": 1})
+    data = path.read_bytes()
+    assert load_weights(path, network(seed=3)) == {"a": 1}
+    for k in (10, 200, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:k])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+            load_weights(path, network())
+    for k in range(len(data) - 900, len(data), 97):
+        path.write_bytes(data[:k] + bytes([data[k] ^ 1]) + data[k + 1 :])
+        with pytest.raises(CheckpointError, match="digest"):
+            load_weights(path, network())
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_weights(path, network())
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_weights(tmp_path / "nothing", network())
+
+
+def test_a_checkpoint_of_another_architecture(tmp_path) -> None:
+    path = tmp_path / "c"
+    save_weights(path, build("kwlarge", width=0.25, image_size=8, in_channels=1), {})
+    with pytest.raises(CheckpointError, match=r"another architecture; \d+ tensors differ, the first is \d\.weight: \("):
+        load_weights(path, network())
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch) -> None:
+    path, model = tmp_path / "c", network()
+    save_weights(path, model, {"a": 1})
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match=r"could not be written: .*No space left.*unchanged"):
+        save_weights(path, network(seed=1), {"a": 2})
+    assert load_weights(path, network()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+COMMAND = [
+    *("train", "--model.width", "0.25", "--recipe.batch_size", "64", "--recipe.epochs", "3", "--threads", "1"),
+    *("--recipe.checkpoint_every", "2", "--out"),
+]
+
+
+def orthoconv(*args: object, **options) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "orthoconv", *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **options)
+
+
+def final_weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_kill_and_resume_from_the_command_line(tmp_path) -> None:
+    """kill -9 in the middle of a run; the resumed one ends with the same weights and the same metrics."""
+    whole = orthoconv(*COMMAND, tmp_path / "a")
+    _, err = whole.communicate(timeout=300)
+    assert whole.returncode == 0, err
+    killed = orthoconv(*COMMAND, tmp_path / "b")
+    checkpoint = tmp_path / "b" / "checkpoint.safetensors"
+    deadline = time.time() + 120
+    while not checkpoint.exists() and time.time() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "b" / "model.safetensors").exists(), "it was killed in time"
+    refused = orthoconv(*COMMAND, tmp_path / "b")
+    _, err = refused.communicate(timeout=120)
+    metrics = tmp_path / "b" / "metrics.jsonl"
+    assert refused.returncode == 1
+    assert "has a run already" in err
+    resumed = orthoconv(*COMMAND, tmp_path / "b", "--resume", "true")
+    _, err = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, err
+    a, b = (load_weights(tmp_path / k / "model.safetensors", None) for k in "ab")
+    kept = ("epoch", "step", "loss", "accuracy", "test_accuracy", "certified")
+    assert [{k: m[k] for k in kept} for m in a["metrics"]] == [{k: m[k] for k in kept} for m in b["metrics"]]
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [r["epoch"] for r in records] == [1, 2, 3]
+    models = []
+    for k in "ab":
+        model = build("kwlarge", width=0.25, image_size=8, in_channels=1, mean=[0.0])
+        load_weights(tmp_path / k / "model.safetensors", model)
+        models.append(weights(model))
+    assert equal(*models)
+
+
+@pytest.mark.slow
+def test_two_processes_follow_one(tmp_path) -> None:
+    """torchrun with two ranks and the same global batch: the losses agree, and only one writes."""
+    single = orthoconv(*COMMAND, tmp_path / "one")
+    _, err = single.communicate(timeout=300)
+    assert single.returncode == 0, err
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
+    both = subprocess.run(
+        [*command, "-m", "orthoconv", *COMMAND, str(tmp_path / "two")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert both.returncode == 0, both.stderr
+    one, two = (
+        [json.loads(line) for line in (tmp_path / k / "metrics.jsonl").read_text().splitlines()] for k in ("one", "two")
+    )
+    assert len(one) == len(two) == 3
+    assert abs(one[0]["loss"] - two[0]["loss"]) < 1e-4, "the mean over the first 20 steps"
+    assert two[0]["test_accuracy"] == pytest.approx(one[0]["test_accuracy"], abs=0.02)
