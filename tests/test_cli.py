@@ -2,12 +2,36 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-pytest.importorskip("jsonargparse")
-pytest.importorskip("matplotlib")
+from orthoconv.lab.cli import main
+
+
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def call(capsys) -> Callable[..., Result]:
+    """Run the command in this process."""
+
+    def run_here(*args: str) -> Result:
+        try:
+            main(list(args))
+            code, message = 0, ""
+        except SystemExit as stop:
+            message = stop.code if isinstance(stop.code, str) else ""
+            code = 1 if message else int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return Result(code, out, err + message)
+
+    return run_here
 
 
 def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -53,12 +77,12 @@ def test_report_shows_everything_and_needs_nothing(demo) -> None:
     assert "<script" not in page
 
 
-def test_runs_can_be_evaluated_and_reported_again(demo) -> None:
+def test_runs_can_be_evaluated_and_reported_again(demo, call) -> None:
     folder = str(demo[0] / "plain")
-    result = run("evaluate", folder, "--attack_examples", "10", "--apgd_iterations", "2", "--eps", "0.2")
+    result = call("evaluate", folder, "--attack_examples", "10", "--apgd_iterations", "2", "--eps", "0.2")
     assert result.returncode == 0, result.stderr
     assert "eps = 51/255, attacks on 10 of 500" in result.stdout
-    assert run("report", folder).returncode == 0
+    assert call("report", folder).returncode == 0
 
 
 @pytest.mark.slow
@@ -80,16 +104,16 @@ def test_report_in_a_browser(demo, tmp_path, width: int) -> None:
     assert "CONSOLE" not in result.stderr
 
 
-def test_data() -> None:
-    result = run("data", "--name", "digits")
+def test_data(call) -> None:
+    result = call("data", "--name", "digits")
     assert "training: 1297 images, 1 x 8 x 8, 10 classes" in result.stdout
 
 
-def test_help_and_version() -> None:
-    text = run("--help").stdout
+def test_help_and_version(call) -> None:
+    text = call("--help").stdout
     assert all(command in text for command in ("demo", "data", "train", "evaluate", "report"))
-    assert "--recipe.margin_factor" in run("train", "--help").stdout
-    assert run("--version").stdout.split()[-1] == "0.1.0"
+    assert "--recipe.margin_factor" in call("train", "--help").stdout
+    assert call("--version").stdout.split()[-1] == "0.1.0"
 
 
 @pytest.mark.parametrize(
@@ -106,23 +130,23 @@ def test_help_and_version() -> None:
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
-def test_bad_arguments(args: list[str], message: str) -> None:
-    result = run(*args)
+def test_bad_arguments(args: list[str], message: str, call) -> None:
+    result = call(*args)
     assert result.returncode != 0
     assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_configuration_files(tmp_path) -> None:
+def test_configuration_files(tmp_path, call) -> None:
     """YAML, any field overridden, unknown keys refused, the result printed."""
     config = tmp_path / "run.yaml"
     config.write_text("data: digits\nmodel:\n  conv: bcop\nrecipe:\n  epochs: 7\n")
-    printed = run("train", "--config", str(config), "--recipe.lr", "0.5", "--print_config").stdout
+    printed = call("train", "--config", str(config), "--recipe.lr", "0.5", "--print_config").stdout
     assert "conv: bcop" in printed
     assert "epochs: 7" in printed
     assert "lr: 0.5" in printed
     config.write_text("recipe:\n  epoch: 7\n")
-    result = run("train", "--config", str(config))
+    result = call("train", "--config", str(config))
     assert result.returncode != 0
     assert "epoch" in result.stderr
     assert "Traceback" not in result.stderr

@@ -73,7 +73,9 @@ def test_autocast_between_other_layers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize(("make", "training"), [(network, True), (network, False), (alternatives, True)])
+@pytest.mark.parametrize(
+    ("make", "training"), [(network, True), (network, False), pytest.param(alternatives, True, marks=pytest.mark.slow)]
+)
 def test_compiled_numbers_are_the_same(make, training: bool) -> None:
     torch._dynamo.reset()
     model, x = make().double().train(training), torch.randn(2, 2, 8, 8, dtype=torch.float64)
