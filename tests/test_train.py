@@ -228,6 +228,10 @@ def test_kill_and_resume_from_the_command_line(tmp_path) -> None:
     metrics = tmp_path / "b" / "metrics.jsonl"
     assert refused.returncode == 1
     assert "has a run already" in err
+    other = orthoconv(*COMMAND, tmp_path / "b", "--resume", "true", "--model.lipschitz", "0.5")
+    _, err = other.communicate(timeout=120)
+    assert other.returncode == 1
+    assert "is a run with model" in err
     resumed = orthoconv(*COMMAND, tmp_path / "b", "--resume", "true")
     _, err = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, err

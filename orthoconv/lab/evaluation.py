@@ -56,8 +56,8 @@ def evaluate(
     """
     folder = Run(run)
     config = folder.config
-    _, test = load(config["data"], data_dir, download_bar())
-    model = folder.load_model(test)
+    training, test = load(config["data"], data_dir, download_bar())
+    model = folder.load_model(training)
     row = evaluate_model(
         model, test, folder, eps=eps, certified_eps=certified_eps, attack_examples=attack_examples,
         apgd_iterations=apgd_iterations, seed=seed,

@@ -67,8 +67,8 @@ def _name(run: Run) -> str:
 
 def _layers(run: Run, data_dir: Path | None) -> list[dict[str, Any]]:
     """Range of the singular values of each layer, before and after training."""
-    _, test = load(run.config["data"], data_dir)
-    before, after = (_ranges(run.load_model(test, path), test.images[:1]) for path in (run.initial_path, None))
+    training, _ = load(run.config["data"], data_dir)
+    before, after = (_ranges(run.load_model(training, path), training.images[:1]) for path in (run.initial_path, None))
     return [{"name": a["name"], "before": b["range"], "after": a["range"]} for b, a in zip(before, after, strict=True)]
 
 

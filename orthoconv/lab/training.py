@@ -17,8 +17,8 @@ from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import ModelSpec, Run, hardware
-from orthoconv.train import Recipe, fit, load_weights, save_weights
-from orthoconv.train.distributed import World, start, total
+from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_weights
+from orthoconv.train.distributed import World, finish, start, total
 
 
 def train(
@@ -48,6 +48,8 @@ def train(
     config |= {"recipe": asdict(recipe)}
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
         raise FileExistsError(f"{out} has a run already; pass --resume true to go on with it, or another --out")
+    if resume and run.config_path.exists():
+        _require_same(run, config)
     training, test = load(data, data_dir, download_bar())
     torch.manual_seed(recipe.seed)
     network = model.build(training)
@@ -57,11 +59,20 @@ def train(
         write_atomically(run.config_path, lambda file: file.write(text.encode()))
         if not (resume and run.initial_path.exists()):
             save_weights(run.initial_path, network, config)
-    _forget_later(run, resume)
+        _forget_later(run, resume)
     _fit(network, training, test, recipe, run, resume, world)
+    finish(world)
     if world.rank == 0:
         save_weights(run.weights_path, network, {**config, "metrics": run.metrics()[-1:]})
         print(f"weights: {run.weights_path}")
+
+
+def _require_same(run: Run, config: dict[str, Any]) -> None:
+    """A run is resumed with the data and the network it began with; its checkpoint holds the recipe to that, too."""
+    before = run.config
+    for part in ("data", "model"):
+        if before[part] != config[part]:
+            raise CheckpointError(f"{run.folder} is a run with {part} {before[part]}, not {config[part]}")
 
 
 def _fit(

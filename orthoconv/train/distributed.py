@@ -1,6 +1,6 @@
 """One process or many, as torchrun starts them."""
 
-__all__ = ["World", "start", "total"]
+__all__ = ["World", "finish", "start", "total"]
 
 import os
 from typing import NamedTuple
@@ -23,6 +23,12 @@ def start() -> World:
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return World(distributed.get_rank(), distributed.get_world_size())
+
+
+def finish(world: World) -> None:
+    """Leave the other processes."""
+    if world.size > 1:
+        distributed.destroy_process_group()
 
 
 def total(values: Tensor, world: World) -> Tensor:
