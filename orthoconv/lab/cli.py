@@ -22,6 +22,7 @@ EXPECTED = (
     CheckpointError,
     DataError,
     TrainingError,
+    ImportError,
     OSError,
     ValueError,
     TypeError,
