@@ -50,7 +50,8 @@ def write_report(run: Path, compare: list[Path], data_dir: Path | None = None) -
         hardware=rows[_name(main)]["hardware"],
         training=plots.training_curves(main.metrics()),
         certified=plots.certified_curves(
-            {name: e["radius"] for name, e in evidence.items()}, {name: r["pgd_curve"] for name, r in rows.items()}
+            {name: e["radius"] for name, e in evidence.items()},
+            {name: {"0": r["attacked_clean"], **r["pgd_curve"]} for name, r in rows.items()},
         ),
         layers=_layers(main, data_dir),
         gallery=_gallery(evidence[_name(main)]),
