@@ -14,7 +14,7 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,attacks,dev]'
 	touch $@
 
-demo: .venv/.installed ## train an orthogonal network on digits, show its layers and an exact inverse
+demo: .venv/.installed ## train, certify and attack on digits, and write a page that shows it
 	$(BIN)/orthoconv demo
 
 test: .venv/.installed ## the quick suite, under three minutes on two cores
