@@ -1,6 +1,6 @@
 """Orthogonal matrices from unconstrained ones."""
 
-__all__ = ["Orthogonalizer", "bjorck", "cayley", "cayley_linear", "norm_bound", "orthogonalizer"]
+__all__ = ["Orthogonalizer", "bjorck", "cayley", "cayley_linear", "norm_bound", "orthogonalizer", "row_norms"]
 
 from collections.abc import Callable
 
@@ -131,3 +131,9 @@ def orthogonalizer(name: str) -> Orthogonalizer:
     if name not in functions:
         raise ValueError(f"orthogonalizer must be one of {', '.join(map(repr, functions))}, got {name!r}")
     return functions[name]
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Norm of each example of a batch (b, ...)."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv import fourier
+from orthoconv.linalg import row_norms
 from orthoconv.nn import ConvexResidual, GroupSort, InvertibleDownsample, MaxMin, Normalize, Scale, ScaledAvgPool2d
 from orthoconv.nn.base import BaseConv2d, ints, pair
 from orthoconv.nn.linear import BaseLinear
@@ -256,7 +257,7 @@ def empirical_lipschitz(
     >>> empirical_lipschitz(Scale(0.5), torch.rand(2, 3), eps=0.1)
     tensor([0.5000, 0.5000])
     """
-    least = 1e4 * torch.finfo(x.dtype).eps * float(_rows(x.detach()).max()) if len(x) else 0.0
+    least = 1e4 * torch.finfo(x.dtype).eps * float(row_norms(x.detach()).max()) if len(x) else 0.0
     if not eps > least:
         raise ValueError(f"eps must be more than {least:.2g}, the rounding of these inputs in {x.dtype}, got {eps!r}")
     low, high = (-math.inf, math.inf) if bounds is None else bounds
@@ -265,7 +266,7 @@ def empirical_lipschitz(
 
     def project(d: Tensor) -> Tensor:
         d = (x + d).clamp(low, high) - x
-        return d * (eps / _rows(d).clamp_min(eps)).view(column)
+        return d * (eps / row_norms(d).clamp_min(eps)).view(column)
 
     noise = torch.empty(x.shape, dtype=x.dtype).uniform_(-eps, eps, generator=generator)
     d = project(noise.to(x.device))
@@ -275,15 +276,9 @@ def empirical_lipschitz(
         y = model(x).detach()
         for step in range(steps + 1):
             z = (x + d).detach().requires_grad_()
-            ratios = _rows(model(z) - y) / _rows(z - x).clamp_min(tiny)
+            ratios = row_norms(model(z) - y) / row_norms(z - x).clamp_min(tiny)
             best = torch.maximum(best, ratios.detach())
             if step < steps:
                 (grad,) = torch.autograd.grad(ratios.sum(), z)
-                d = project((z - x).detach() + eps / 4 * grad / _rows(grad).clamp_min(tiny).view(column))
+                d = project((z - x).detach() + eps / 4 * grad / row_norms(grad).clamp_min(tiny).view(column))
     return best
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Norm of each example."""
-    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
-    return norms

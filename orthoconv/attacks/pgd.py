@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from orthoconv.linalg import row_norms
+
 _TINY = 1e-12
 
 
@@ -26,15 +28,15 @@ class L2Ball:
         """A random point of the ball."""
         noise = torch.randn(x.shape, generator=source, dtype=x.dtype)
         radius = torch.rand(len(x), generator=source, dtype=x.dtype) * self.eps
-        return self.project(x, (noise * (radius / _norm(noise)).view(_column(x))).to(x.device))
+        return self.project(x, (noise * (radius / row_norms(noise)).view(_column(x))).to(x.device))
 
     def step(self, gradient: Tensor) -> Tensor:
         """The steepest direction, of norm 1."""
-        return gradient / _norm(gradient).clamp_min(_TINY).view(_column(gradient))
+        return gradient / row_norms(gradient).clamp_min(_TINY).view(_column(gradient))
 
     def project(self, x: Tensor, d: Tensor) -> Tensor:
         """A perturbation of `x` in the ball, near `d`; clipping to [low, high] only shortens it."""
-        d = d * (self.eps / _norm(d).clamp_min(max(self.eps, _TINY))).view(_column(x))
+        d = d * (self.eps / row_norms(d).clamp_min(max(self.eps, _TINY))).view(_column(x))
         return (x + d).clamp(self.low, self.high) - x
 
 
@@ -86,11 +88,6 @@ def _margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Lead of the true class over the best other one."""
     true = logits.gather(1, labels[:, None]).squeeze(1)
     return true - logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-
-
-def _norm(x: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
-    return norms
 
 
 def _column(x: Tensor) -> list[int]:

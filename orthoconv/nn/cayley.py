@@ -12,7 +12,8 @@ import torch
 from orthoconv.linalg import cayley
 from orthoconv.nn.base import Padding, ints
 from orthoconv.nn.memory import Pair
-from orthoconv.nn.spectral import Signs, SpectralConv2d
+from orthoconv.nn.spectral import SpectralConv2d
+from orthoconv.nn.weight_norm import Signs
 
 
 class CayleyConv2d(SpectralConv2d):

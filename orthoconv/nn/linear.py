@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from orthoconv.linalg import bjorck, cayley, cayley_linear
 from orthoconv.nn.base import check_dtype, positive_int
 from orthoconv.nn.memory import Pair, Reparametrized, check_precision, full_precision
-from orthoconv.nn.spectral import Signs, check_signs, weight_norm
+from orthoconv.nn.weight_norm import Signs, WeightNormed, weight_norm
 
 
 class BaseLinear(Reparametrized):
@@ -60,7 +60,7 @@ class BaseLinear(Reparametrized):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-class CayleyLinear(BaseLinear):
+class CayleyLinear(BaseLinear, WeightNormed):
     """Orthogonal linear layer: the Cayley transform of g V / |V|, in place of `nn.Linear`.
 
     It keeps the norm of its input if ``in_features <= out_features``, and never increases it. `signs` are fixed signs
@@ -70,8 +70,6 @@ class CayleyLinear(BaseLinear):
     >>> layer(torch.randn(2, 512)).shape
     torch.Size([2, 10])
     """
-
-    signs: Tensor | None
 
     def __init__(
         self,
@@ -84,23 +82,7 @@ class CayleyLinear(BaseLinear):
         signs: Signs = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.g = nn.Parameter(torch.empty((), device=device, dtype=dtype))
-        self.register_buffer("signs", check_signs(signs, in_features, self.weight))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """PyTorch's initialisation of a linear layer; g = |V|, so that the matrix starts as V."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        nn.init.constant_(self.g, torch.linalg.vector_norm(self.weight.detach()))
-        self.reset_bias()
-
-    @property
-    def kernel(self) -> Tensor:
-        """The matrix before the transform, g V / |V|."""
-        return weight_norm(self.weight, self.g)
-
-    def sources(self) -> tuple[Tensor, ...]:
-        return (self.weight, self.g) if self.signs is None else (self.weight, self.g, self.signs)
+        self.add_scale(signs, self.in_features)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         V, g, *signs = sources

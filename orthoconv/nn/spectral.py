@@ -1,11 +1,10 @@
 """Convolutions that are made orthogonal in the Fourier domain, whatever makes each matrix orthogonal."""
 
-__all__ = ["Signs", "SpectralConv2d", "check_signs", "weight_norm"]
+__all__ = ["SpectralConv2d"]
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 from orthoconv import fourier
 from orthoconv.nn.base import BaseConv2d, Padding
 from orthoconv.nn.memory import Pair
+from orthoconv.nn.weight_norm import Signs, WeightNormed, weight_norm
 
-Signs = Literal["random"] | Sequence[int] | Tensor | None
 
-
-class SpectralConv2d(BaseConv2d):
+class SpectralConv2d(BaseConv2d, WeightNormed):
     """Kernel -> spectrum -> `orthogonalize` -> apply (Algorithm 1); abstract.
 
     A method is a subclass that says how one matrix is made orthogonal, on (..., o, i). Attributes: `weight` (V),
@@ -25,7 +23,6 @@ class SpectralConv2d(BaseConv2d):
     """
 
     orthogonal: ClassVar[bool] = True
-    signs: Tensor | None
 
     def __init__(
         self,
@@ -48,28 +45,12 @@ class SpectralConv2d(BaseConv2d):
             device, dtype,
         )  # fmt: skip
         self.weight = nn.Parameter(torch.empty(self.kernel_shape, **self._factory))
-        self.g = nn.Parameter(torch.empty((), **self._factory))
-        self.register_buffer("signs", check_signs(signs, groups * self.kernel_shape[1], self.weight))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """PyTorch's initialisation of a convolution; g = |V|, so that the kernel starts as V."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        nn.init.constant_(self.g, torch.linalg.vector_norm(self.weight.detach()))
-        self.reset_bias()
-
-    @property
-    def kernel(self) -> Tensor:
-        """The convolution before it is made orthogonal, g V / |V|."""
-        return weight_norm(self.weight, self.g)
+        self.add_scale(signs, self.groups * self.kernel_shape[1])
 
     @staticmethod
     @abstractmethod
     def orthogonalize(W: Tensor) -> Tensor:
         """Semi-orthogonal matrices of the same shape (..., o, i), for any W."""
-
-    def sources(self) -> tuple[Tensor, ...]:
-        return (self.weight, self.g) if self.signs is None else (self.weight, self.g, self.signs)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         V, g, *signs = sources
@@ -85,25 +66,3 @@ class SpectralConv2d(BaseConv2d):
         if double:
             return Q.to(torch.complex128 if Q.is_complex() else torch.float64)
         return Q.clone()  # what is remembered stays as it is, whatever is done to this
-
-
-def weight_norm(V: Tensor, g: Tensor) -> Tensor:
-    """g V / |V| (Section 4.1), zero where V is."""
-    return torch.mul(V, g / torch.linalg.vector_norm(V).clamp_min(1e-12))
-
-
-def check_signs(signs: Signs, n: int, like: Tensor) -> Tensor | None:
-    """`signs` as a tensor of n entries that are 1 or -1, drawn at random if so asked; or None."""
-    if signs is None:
-        return None
-    if isinstance(signs, str):
-        if signs != "random":
-            raise ValueError(f'signs must be None, "random" or {n} numbers that are 1 or -1, got {signs!r}')
-        return (torch.randint(2, (n,), device=like.device) * 2 - 1).to(like)
-    try:
-        values = torch.as_tensor(signs)
-    except (TypeError, ValueError, RuntimeError):
-        values = torch.zeros(0)
-    if values.shape != (n,) or not bool((values.abs() == 1).all()):
-        raise ValueError(f'signs must be None, "random" or {n} numbers that are 1 or -1, got {signs!r}')
-    return values.clone().to(like)
