@@ -15,18 +15,19 @@ __all__ = [
     "kernel_of",
     "logabsdet",
     "nearest_kernel",
+    "offsets",
     "singular_values",
     "spectral_conv2d",
     "spectral_singular_values",
     "spectrum",
 ]
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from orthoconv.planes import FastPlane, convolve
 
 Size = Sequence[int]
 
@@ -57,8 +58,7 @@ def spectrum(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: in
     if all(k == 1 or n == 1 for k, n in zip((kh, kw), size, strict=True)):
         D = taps.sum(0, keepdim=True)  # (1, o i)
     else:
-        P = torch.einsum("up,vq->uvpq", _phases(h, h, kh, dh), _phases(w, w // 2 + 1, kw, dw))
-        P = P.flatten(2).flatten(0, 1)  # (f, kh kw)
+        P = FastPlane((h, w)).phases(offsets(kh, dh), offsets(kw, dw))  # (f, kh kw)
         D = torch.complex(P.real.to(taps) @ taps, P.imag.to(taps) @ taps)  # (f, o i)
     return D.view(-1, groups, o // groups, i).transpose(0, 1)  # (g, f, o, i)
 
@@ -92,7 +92,7 @@ def nearest_kernel(D: Tensor, size: Size, taps: Size, *, dilation: int | Size = 
     >>> torch.allclose(nearest_kernel(spectrum(weight, (5, 6)), (5, 6), (3, 2)), weight, atol=1e-5)
     True
     """
-    rows, columns = ((_offsets(k, d) + (n - 1) // 2) % n for k, d, n in zip(taps, _pair(dilation), size, strict=True))
+    rows, columns = ((offsets(k, d) + (n - 1) // 2) % n for k, d, n in zip(taps, _pair(dilation), size, strict=True))
     times = [torch.stack([(t == at).sum() for at in t]) for t in (rows, columns)]  # taps that wrap to one pixel
     whole = kernel_of(D, size)
     shared = (times[0][:, None] * times[1]).to(whole)
@@ -119,12 +119,7 @@ def spectral_conv2d(x: Tensor, D: Tensor) -> Tensor:
     if not D.is_complex() or len(x) == 0:  # the same matrix for every pixel, or no pixel at all
         return torch.conv2d(x, D[:, 0].real.reshape(g * o, i, 1, 1), groups=g)
     h, w = x.shape[-2:]
-    X = torch.fft.rfft2(x).flatten(2).unflatten(1, (g, i))  # (b, g, i, f)
-    X = X.permute(1, 3, 0, 2).contiguous()  # (g, f, b, i)
-    Y = _ContiguousGrad.apply(X @ D.mT)  # (g, f, b, o)
-    Y = Y.permute(2, 0, 3, 1).flatten(1, 2)  # (b, g o, f)
-    y: Tensor = _ContiguousGrad.apply(torch.fft.irfft2(Y.unflatten(2, (h, w // 2 + 1)), s=(h, w)))
-    return y
+    return convolve(FastPlane((h, w)), x, D.transpose(0, 1))
 
 
 def inverse_conv2d(y: Tensor, weight: Tensor, *, dilation: int | Size = 1, groups: int = 1) -> Tensor:
@@ -166,7 +161,7 @@ def spectral_singular_values(D: Tensor, size: Size) -> Tensor:
 def logabsdet(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: int = 1) -> Tensor:
     """Logarithm of the absolute determinant of a circular convolution with equal channels.
 
-    >>> logabsdet(torch.eye(2)[..., None, None] * math.e, (4, 5))
+    >>> logabsdet(torch.eye(2)[..., None, None] * torch.e, (4, 5))
     tensor(40.)
     """
     D = spectrum(weight, size, dilation=dilation, groups=groups)
@@ -175,13 +170,7 @@ def logabsdet(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: i
     return _whole_plane(values, size).sum()
 
 
-def _phases(n: int, f: int, k: int, dilation: int) -> Tensor:
-    """exp(2 pi i u t / n) for the first `f` frequencies u and the offsets t of `k` taps: (f, k)."""
-    turns = torch.arange(f)[:, None] * _offsets(k, dilation) % n  # whole numbers: the angle loses no digits
-    return torch.polar(torch.ones(f, k, dtype=torch.float64), turns.double() * (2 * math.pi / n))
-
-
-def _offsets(k: int, dilation: int) -> Tensor:
+def offsets(k: int, dilation: int) -> Tensor:
     """Pixels that the `k` taps of a kernel read, relative to the centre."""
     return dilation * torch.arange(k) - dilation * (k - 1) // 2
 
@@ -202,26 +191,3 @@ def _require_square(D: Tensor, name: str) -> None:
 
 def _pair(value: int | Size) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
-
-
-class _ContiguousGrad(torch.autograd.Function):
-    """Identity whose gradient is contiguous.
-
-    The gradient of an inverse FFT arrives with the frequency axis innermost, and a batched product of such
-    matrices copies them one at a time. The FFT of an expanded gradient, such as that of a sum, fails in older
-    versions of torch.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.contiguous()

@@ -3,6 +3,7 @@
 __all__ = ["Orthogonalizer", "bjorck", "cayley", "cayley_linear", "norm_bound", "orthogonalizer", "row_norms"]
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,32 +50,77 @@ def cayley(W: Tensor) -> Tensor:
     return torch.cat((R - I, -V @ R), dim=-2)
 
 
-def cayley_linear(x: Tensor, W: Tensor) -> Tensor:
-    r"""Product of each row of `x` with a wide `cayley(W)`, which is never formed.
+def cayley_linear(x: Tensor, W: Tensor, scale: Tensor) -> Tensor:
+    r"""Product of each row of `x` with a wide or square ``cayley(scale * W)``, which is never formed.
 
-    With :math:`W^T` split into U and V, and x into the same columns,
+    With ``scale * W`` = [U, V], and x split into the same columns,
 
-    .. math:: x\, \mathrm{cayley}(W)^T = 2 (x_U - x_V V) (I + U - U^T + V^T V)^{-1} - x_U.
+    .. math:: \mathrm{cayley}(W)\, x = M^{-1} (x_U - V x_V) - x_U, \qquad M = (I + U - U^T + V V^T) / 2.
 
-    It pays where `x` has fewer rows than `W` has columns beyond a square. The product V^T V is rounded in the precision
-    of `W`, which `cayley` avoids: for weights of large norm with a V of low rank, the two differ.
+    Nor is its gradient formed: that of M is :math:`-v z^T`, where :math:`z = M^{-1} (x_U - V x_V)` and
+    :math:`v = M^{-T}` times the gradient of z. The product V V^T is rounded in the precision of `W`, which `cayley`
+    avoids: for weights of large norm with a V of low rank, the two differ.
 
     Arguments:
-        x: Real, of shape (..., n).
+        x: Real, of shape (b, n).
         W: Real, of shape (m, n) with m <= n.
+        scale: A number.
 
     >>> x, W = torch.randn(2, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
-    >>> torch.dist(cayley_linear(x, W), x @ cayley(W).mT).item() < 1e-14
+    >>> torch.dist(cayley_linear(x, W, torch.tensor(2.0)), x @ cayley(2 * W).mT).item() < 1e-13
     True
     """
-    m, n = W.shape
-    UT, VT = W[:, :m], W[:, m:]
-    rows = x.reshape(-1, n)
-    xU, xV = rows[:, :m], rows[:, m:]
-    I = torch.eye(m, dtype=W.dtype, device=W.device)  # noqa: E741
-    R = torch.linalg.inv(torch.addmm(I + UT.mT - UT, VT, VT.mT))
-    y = torch.addmm(xU, torch.addmm(xU, xV, VT.mT, alpha=-1), R, beta=-1, alpha=2)
-    return y.view(*x.shape[:-1], m)
+    y: Tensor = _CayleyLinear.apply(x, W, scale)
+    return y
+
+
+class _CayleyLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, scale: Tensor) -> Tensor:
+        m = len(W)
+        xU, (U, V) = x[:, :m], (W[:, :m], W[:, m:])
+        M = 0.5 * (scale * (U - U.mT) + torch.eye(m, dtype=W.dtype, device=W.device))
+        T = xU
+        if V.numel():
+            M = M + 0.5 * scale**2 * _gram(V)
+            T = xU - scale * (x[:, m:] @ V.mT)
+        factors = torch.linalg.lu_factor(M)
+        z: Tensor = torch.linalg.lu_solve(*factors, T.mT).mT
+        ctx.save_for_backward(x, W, scale, z, *factors)
+        return z - xU
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, W, scale, z, *factors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
+            needed = [t for t, wanted in zip((x, W, scale), ctx.needs_input_grad, strict=True) if wanted]
+            found = iter(torch.autograd.grad(x @ cayley(scale * W).mT, needed, grad, create_graph=True))
+            return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+        m = len(W)
+        V = W[:, m:]
+        v = torch.linalg.lu_solve(*factors, grad.mT, adjoint=True).mT
+        vV = v @ V
+        gx = torch.cat((v - grad, -scale * vV), dim=1) if ctx.needs_input_grad[0] else None
+        gM = v.mT @ z
+        gW = torch.empty_like(W)
+        torch.sub(gM.mT, gM, out=gW[:, :m]).mul_(0.5)
+        if not V.numel():
+            pass
+        elif 2 * len(x) < m:  # the gradient of M has low rank
+            gW[:, m:] = torch.cat((v, z)).mT @ torch.cat((-x[:, m:] - 0.5 * scale * (z @ V), -0.5 * scale * vV))
+        else:
+            gW[:, m:] = torch.addmm(v.mT @ x[:, m:], 0.5 * scale * (gM + gM.mT), V).neg_()
+        return gx, gW.mul(scale), torch.dot(gW.flatten(), W.flatten())
+
+
+def _gram(V: Tensor) -> Tensor:
+    """V V^T, of which blocks above the diagonal are not computed."""
+    m = len(V)
+    if m < 256:
+        return V @ V.mT
+    k = m // 2
+    below = V[k:] @ V[:k].mT
+    return torch.cat((torch.cat((_gram(V[:k]), below.mT), dim=1), torch.cat((below, _gram(V[k:])), dim=1)))
 
 
 def bjorck(W: Tensor, iterations: int = 20) -> Tensor:

@@ -11,7 +11,9 @@ import orthoconv
 
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
-    {"linalg", "fourier", "testing", "files"},
+    {"linalg", "testing", "files", "tracing"},
+    {"planes"},
+    {"fourier"},
     {"nn"},
     {"models", "lipschitz"},
     {"certify", "attacks", "data"},

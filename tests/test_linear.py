@@ -5,7 +5,7 @@ from orthoconv import cayley, frozen
 from orthoconv.nn import CayleyLinear
 from orthoconv.testing import assert_orthogonal
 
-SHAPES = [(3, 3), (2, 7), (7, 2), (9, 1), (1, 4)]
+SHAPES = [(3, 3), (2, 7), (7, 2), (9, 1), (1, 4), (9, 4)]
 
 
 @pytest.mark.parametrize(("i", "o"), SHAPES)

@@ -19,15 +19,19 @@ every_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys()
 
 
 def count(layer: nn.Module) -> list[int]:
-    """The list grows by one each time the layer computes its operator."""
+    """The list grows by one each time the layer computes its operator, or applies it without forming it."""
     calls: list[int] = []
-    compute = layer.operator
+    compute, check = layer.operator, layer.check
 
     def counted(*args: Tensor) -> Tensor:
-        calls.append(1)
+        calls.extend([1] * layer.remembers)
         return compute(*args)
 
-    layer.operator = counted
+    def checked() -> None:
+        calls.append(1)  # what comes before each computation in training
+        check()
+
+    layer.operator, layer.check = counted, checked
     return calls
 
 
@@ -35,6 +39,7 @@ def fresh(layer: nn.Module, x: Tensor) -> Tensor:
     """What a new layer with the same parameters returns in training mode."""
     other = copy.deepcopy(layer)
     other.__dict__.pop("operator", None)
+    other.__dict__.pop("check", None)
     return other.train()(x)
 
 
@@ -118,7 +123,7 @@ def test_attacks_do_not_compute_the_operator_again(make) -> None:
 
 @every_layer
 def test_gradients_of_the_parameters_do_not_depend_on_the_mode(make) -> None:
-    layer, x = make()
+    layer, x = (t.double() for t in make())
 
     def gradients() -> list[Tensor]:
         return list(torch.autograd.grad(layer(x).pow(3).sum(), layer.parameters()))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.nn.base import positive_int
+from orthoconv.tracing import is_concrete
 
 
 class GroupSort(nn.Module):
@@ -52,29 +53,44 @@ class MaxMin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         dim = _axis(x, self.dim, "MaxMin")
-        y: Tensor = _MaxMin.apply(*_split(x, dim, 2, "MaxMin").unbind(dim), dim)
+        _split(x, dim, 2, "MaxMin")
+        y: Tensor = _MaxMin.apply(x, dim)
         return y
 
 
 class _MaxMin(torch.autograd.Function):
-    """Concatenated maximum and minimum; the gradient goes where the value came from, ties included."""
+    """Maximum and minimum of two halves; the gradient goes where the value came from, ties included."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, dim: int) -> Tensor:
-        return torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim)
+    def forward(x: Tensor, dim: int) -> Tensor:
+        a, b = x.chunk(2, dim)
+        if not is_concrete(x):
+            return torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim)
+        y = torch.empty_like(x)
+        larger, smaller = y.chunk(2, dim)
+        torch.maximum(a, b, out=larger)
+        torch.minimum(a, b, out=smaller)
+        return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        a, b, ctx.dim = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        x, ctx.dim = inputs
+        a, b = x.chunk(2, ctx.dim)
         ctx.save_for_backward(a >= b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (first,) = ctx.saved_tensors
         larger, smaller = grad.chunk(2, ctx.dim)
-        return torch.where(first, larger, smaller), torch.where(first, smaller, larger), None
+        if torch.is_grad_enabled() or not is_concrete(grad, first):
+            return torch.cat((torch.where(first, larger, smaller), torch.where(first, smaller, larger)), ctx.dim), None
+        g = torch.empty_like(grad)
+        a, b = g.chunk(2, ctx.dim)
+        torch.where(first, larger, smaller, out=a)
+        torch.where(first, smaller, larger, out=b)
+        return g, None
 
 
 def _axis(x: Tensor, dim: int | None, name: str) -> int:

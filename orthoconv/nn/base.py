@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from orthoconv import fourier
 from orthoconv.nn.downsample import depth_to_space, space_to_depth
@@ -81,8 +82,12 @@ class BaseConv2d(Reparametrized):
         return o, i * sh * sw // self.groups, max(1, kh // sh), max(1, kw // sw)
 
     @abstractmethod
-    def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
-        """Convolution of (b, c, h, w) by the operator, without stride or bias; or its adjoint."""
+    def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """Convolution of (b, c, h, w) by the operator, without stride; or its adjoint. Then the bias, if any."""
+
+    @abstractmethod
+    def one_tap(self, size: Pair) -> Tensor:
+        """Matrix (o, i / groups) of a kernel of one tap, for images of that size after the downsampling."""
 
     @abstractmethod
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
@@ -99,8 +104,7 @@ class BaseConv2d(Reparametrized):
         return fourier.spectral_singular_values(self.spectrum(size, double=True).detach(), self._inner_size(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._map(x, adjoint=self.transposed)
-        return y if self.bias is None else y + self.bias[:, None, None]
+        return self._map(x, self.bias, adjoint=self.transposed)
 
     def inverse(self, y: Tensor) -> Tensor:
         """The x for which an orthogonal layer returns `y`, exactly: the inverse of an isometry is its adjoint.
@@ -116,18 +120,27 @@ class BaseConv2d(Reparametrized):
             )
         block = self.stride if self.transposed else (1, 1)
         self._check_input(y, self.out_channels, block)
-        return self._map(y if self.bias is None else y - self.bias[:, None, None], adjoint=not self.transposed)
+        return self._map(y if self.bias is None else y - self.bias[:, None, None], None, adjoint=not self.transposed)
 
-    def _map(self, x: Tensor, *, adjoint: bool) -> Tensor:
-        """Linear part of the layer that this one transposes, or is: downsample, convolve; or the adjoint."""
+    def _map(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """The layer that this one transposes, or is: downsample, convolve; or the adjoint. Then the bias."""
         block = (1, 1) if adjoint else self.stride
         batch = self._check_input(x, self.in_channels if adjoint == self.transposed else self.out_channels, block)
         with full_precision(batch):
-            batch = space_to_depth(batch, block)
-            h, w = batch.shape[-2:]
-            y = self.convolve(batch, self.recall((h, w)), adjoint=adjoint)
-            y = depth_to_space(y, self.stride) if adjoint else y
+            if self.kernel_shape[2:] == (1, 1):
+                y = self._map_blocks(batch, bias, adjoint=adjoint)
+            elif adjoint:
+                inner = bias if bias is None else bias.repeat_interleave(math.prod(self.stride))
+                y = depth_to_space(self.convolve(batch, inner, adjoint=True), self.stride)
+            else:
+                y = self.convolve(space_to_depth(batch, block), bias, adjoint=False)
         return y if x.ndim == 4 else y[0]
+
+    def _map_blocks(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """`_map` for one tap: one matrix for each block of pixels, which nothing needs to move."""
+        Q = self.one_tap(self._divide(x.shape[-2:], (1, 1) if adjoint else self.stride))
+        apply = F.conv_transpose2d if adjoint else F.conv2d
+        return apply(x, Q.unflatten(1, (-1, *self.stride)), bias, stride=self.stride, groups=self.groups)
 
     def _check_input(self, x: Tensor, channels: int, block: Pair) -> Tensor:
         """`x` as a batch in the layer's own precision, or an error that says what is wrong with it."""

@@ -5,18 +5,83 @@ Trockman and Kolter, Orthogonalizing Convolutional Layers with the Cayley Transf
 
 __all__ = ["CayleyConv2d", "CayleyConvTranspose2d"]
 
+import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from orthoconv.linalg import cayley
 from orthoconv.nn.base import Padding, ints
+from orthoconv.nn.fused import cayley_conv2d, cayley_head, cayley_matrices
+from orthoconv.nn.lift import lift
 from orthoconv.nn.memory import Pair
 from orthoconv.nn.spectral import SpectralConv2d
 from orthoconv.nn.weight_norm import Signs
+from orthoconv.planes import COMPLEX, convolve, plane
+from orthoconv.tracing import is_concrete
+
+_MOST_TAPS = 49  # of a kernel whose (I + A) / 2 is summed over taps
+_LIFTED = 1.2  # times the outputs: as many entries may a patch have, for the convolution in space to be faster
+_MODERATE = 32.0  # norm of a kernel whose convolution in float32 is accurate enough
 
 
-class CayleyConv2d(SpectralConv2d):
+class _Cayley(SpectralConv2d):
+    """What `CayleyConv2d` and its transpose share."""
+
+    orthogonalize = staticmethod(cayley)
+
+    def transform(self, kernel: Tensor, size: Pair) -> Tensor:
+        if not self._has_few_taps:
+            return super().transform(kernel, size)
+        o, i = kernel.shape[0] // self.groups, kernel.shape[1]
+        double = kernel.double() if o != i and kernel.device.type != "mps" else kernel  # as in `cayley`
+        Q = cayley_matrices(double, size, self.dilation, self.groups)
+        return Q.to(COMPLEX[kernel.dtype])
+
+    def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        size = x.shape[-2], x.shape[-1]
+        if len(x) == 0 or not is_concrete(x, *self.sources()) or not self._has_few_taps or self._is_constant(size):
+            return super().convolve(x, bias, adjoint=adjoint)
+        if not adjoint and self._lifts(size):
+            return self._lift(x, bias)
+        if self.remembers:
+            return super().convolve(x, bias, adjoint=adjoint)
+        self.check()
+        x = x if adjoint else self._signed(x)
+        y = cayley_conv2d(x, self.kernel, bias, self.dilation, self.groups, adjoint=adjoint)
+        return self._signed(y) if adjoint else y
+
+    def _lift(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer with few inputs: as many outputs by the transform, the others in space."""
+        n, kernel = x.shape[1], self.kernel
+        if self.remembers:
+            D = (
+                self.recall((x.shape[-2], x.shape[-1]))[:, :, :n].mT.contiguous().mT
+            )  # in the order of an inverse: the same bits
+            y, x = convolve(plane((x.shape[-2], x.shape[-1]), x.dtype, x.device), x, D), self._signed(x)
+        else:
+            self.check()
+            x = self._signed(x)
+            y = cayley_head(x, kernel, self.dilation)
+        return lift(y, x, kernel[n:], bias, self.dilation)
+
+    def _lifts(self, size: Pair) -> bool:
+        """Whether `_lift` is faster, and as accurate: its rounding error grows with the kernel."""
+        o, i, *k = self.kernel_shape
+        fits = all(d * (t - 1) < n for t, d, n in zip(k, self.dilation, size, strict=True))
+        small = o > i and i * math.prod(k) <= _LIFTED * o and self.groups == 1 and math.prod(size) > 64
+        return small and fits and self.g.device.type == "cpu" and abs(self.g.item()) <= _MODERATE
+
+    def _signed(self, x: Tensor) -> Tensor:
+        return x if self.signs is None else x * self.signs[:, None, None]
+
+    @property
+    def _has_few_taps(self) -> bool:
+        return math.prod(self.kernel_shape[2:]) <= _MOST_TAPS
+
+
+class CayleyConv2d(_Cayley):
     r"""Orthogonal convolution: the Cayley transform of a circular convolution (Algorithm 1).
 
     Takes the place of ``nn.Conv2d(..., padding="same", padding_mode="circular")``, with its arguments in their
@@ -47,10 +112,8 @@ class CayleyConv2d(SpectralConv2d):
     1.0
     """
 
-    orthogonalize = staticmethod(cayley)
 
-
-class CayleyConvTranspose2d(SpectralConv2d):
+class CayleyConvTranspose2d(_Cayley):
     """Adjoint of the `CayleyConv2d` of the same weight from `out_channels` to `in_channels`.
 
     Takes the place of `nn.ConvTranspose2d`, with its arguments in their order; the image grows by `stride`.
@@ -63,7 +126,6 @@ class CayleyConvTranspose2d(SpectralConv2d):
     """
 
     transposed = True
-    orthogonalize = staticmethod(cayley)
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Convolutions by a kernel in space, however the kernel is made."""
 
-__all__ = ["KernelConv2d", "circular_conv2d"]
+__all__ = ["KernelConv2d", "circular_conv2d", "padding", "wrap"]
 
 import math
 from typing import Any, ClassVar
@@ -26,8 +26,12 @@ class KernelConv2d(BaseConv2d):
             raise ValueError(f"the kernel of {type(self).__name__} depends on the image; use recall((h, w))")
         return self.operator((1, 1), *self.sources())
 
-    def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
-        return circular_conv2d(x, operator, self.dilation, self.groups, adjoint=adjoint)
+    def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        kernel = self.recall((x.shape[-2], x.shape[-1]))
+        return circular_conv2d(x, kernel, bias, self.dilation, self.groups, adjoint=adjoint)
+
+    def one_tap(self, size: Pair) -> Tensor:
+        return self.recall(size)[:, :, 0, 0]
 
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
         size = self._inner_size(size)
@@ -54,7 +58,13 @@ class WeightConv2d(KernelConv2d):
 
 
 def circular_conv2d(
-    x: Tensor, weight: Tensor, dilation: Pair = (1, 1), groups: int = 1, *, adjoint: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    *,
+    adjoint: bool = False,
 ) -> Tensor:
     """Circular convolution of (b, i, h, w) by (o, i / groups, kh, kw), centred as in `fourier`; or its adjoint.
 
@@ -63,15 +73,21 @@ def circular_conv2d(
     >>> torch.isclose((a * y).sum(), (x * b).sum(), atol=1e-4).item()
     True
     """
-    spans = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    before, after = [s // 2 for s in spans], [s - s // 2 for s in spans]
+    before, after = padding((weight.shape[2], weight.shape[3]), dilation)
     if adjoint:
         weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
         before, after = after, before
-    return F.conv2d(_wrap(x, before, after), weight, dilation=dilation, groups=groups)
+    return F.conv2d(wrap(x, before, after), weight, bias, dilation=dilation, groups=groups)
 
 
-def _wrap(x: Tensor, before: list[int], after: list[int]) -> Tensor:
+def padding(k: Pair, dilation: Pair) -> tuple[Pair, Pair]:
+    """Rows and columns that a kernel with so many taps reads before and after a pixel."""
+    spans = dilation[0] * (k[0] - 1), dilation[1] * (k[1] - 1)
+    before = spans[0] // 2, spans[1] // 2
+    return before, (spans[0] - before[0], spans[1] - before[1])
+
+
+def wrap(x: Tensor, before: Pair, after: Pair) -> Tensor:
     """`x` continued periodically by so many rows and columns, which may be more than it has."""
     (h, w), (top, left), (bottom, right) = x.shape[-2:], before, after
     if top == left == bottom == right == 0:

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from orthoconv.linalg import bjorck, cayley, cayley_linear
 from orthoconv.nn.base import check_dtype, positive_int
-from orthoconv.nn.memory import Pair, Reparametrized, check_precision, full_precision
+from orthoconv.nn.memory import Pair, Reparametrized, full_precision
 from orthoconv.nn.weight_norm import Signs, WeightNormed, weight_norm
+from orthoconv.tracing import is_concrete
 
 
 class BaseLinear(Reparametrized):
@@ -90,13 +91,13 @@ class CayleyLinear(BaseLinear, WeightNormed):
         return Q * signs[0] if signs else Q
 
     def apply_matrix(self, x: Tensor) -> Tensor:
-        rows = x.numel() // self.in_features
         excess = self.in_features - self.out_features
-        if self.remembers or rows >= excess or self.out_features > excess:
+        accurate = excess == 0 or excess >= self.out_features  # see `cayley_linear`
+        if self.remembers or not accurate or not is_concrete(x, *self.sources()):
             return super().apply_matrix(x)
-        check_precision("CayleyLinear", self.weight.dtype)
-        self.check_finite()  # what follows is the same product, without forming the matrix
-        y = cayley_linear(x if self.signs is None else x * self.signs, self.kernel)
+        self.check()  # what follows is the same product, without forming the matrix
+        rows = (x if self.signs is None else x * self.signs).reshape(-1, self.in_features)
+        y = cayley_linear(rows, self.weight, self.scale).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
 

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from orthoconv.tracing import is_concrete
+
 Pair = tuple[int, int]
 
 _SIZES_KEPT = 4  # image sizes whose operators a layer remembers; bounds its memory
@@ -47,12 +49,12 @@ class Reparametrized(nn.Module, ABC):
     def recall(self, size: Pair = (1, 1)) -> Tensor:
         """Operator for images of that size, from memory where that is allowed."""
         sources = self.sources()
-        check_precision(type(self).__name__, sources[0].dtype)
         size = size if self.depends_on_size else (1, 1)
         compute = partial(self._compute, size)
-        if not self.remembers or not _is_concrete(sources):
-            self.check_finite()
+        if not self.remembers or not is_concrete(*sources):
+            self.check()
             return compute(*sources)
+        check_precision(type(self).__name__, sources[0].dtype)
         value = self._lookup(size, sources, compute)
         if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
             value = _Recall.apply(compute, value, *sources)
@@ -62,6 +64,11 @@ class Reparametrized(nn.Module, ABC):
     def remembers(self) -> bool:
         """Whether the operator is remembered, here and now."""
         return self._frozen > 0 or not self.training
+
+    def check(self) -> None:
+        """Raise an error if the parameters have the wrong precision, or entries that are not finite."""
+        check_precision(type(self).__name__, self.sources()[0].dtype)
+        self.check_finite()
 
     def _compute(self, size: Pair, *sources: Tensor) -> Tensor:
         with full_precision(sources[0]):
@@ -93,7 +100,7 @@ class Reparametrized(nn.Module, ABC):
     def check_finite(self) -> None:
         """Raise a ValueError if a source has entries that are not finite, where looking at them is cheap."""
         sources = self.sources()
-        if not _is_concrete(sources) or not (self.remembers or sources[0].device.type == "cpu"):
+        if not is_concrete(*sources) or not (self.remembers or sources[0].device.type == "cpu"):
             return
         for source in sources:
             if not math.isfinite(norm := torch.linalg.vector_norm(source.detach()).item()):
@@ -166,12 +173,6 @@ def check_precision(name: str, dtype: torch.dtype) -> None:
     """Raise a TypeError if parameters have a precision in which no transform can be computed."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
-
-
-def _is_concrete(sources: tuple[Tensor, ...]) -> bool:
-    """Whether the tensors have entries to look at, as they have not under torch.compile or torch.func."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not torch.compiler.is_compiling() and not any(s.is_meta or wrapped(s) for s in sources)
 
 
 def _equal(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> bool:

@@ -5,6 +5,7 @@ Gouk et al., Regularisation of Neural Networks by Enforcing Lipschitz Continuity
 
 __all__ = ["OSSNConv2d"]
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -46,13 +47,14 @@ class OSSNConv2d(WeightConv2d):
 
     def _norm(self, weight: Tensor, size: Pair) -> Tensor:
         """Estimate of the norm of the convolution on images of that size, differentiable in `weight`."""
+        convolve = partial(circular_conv2d, weight=weight, dilation=self.dilation, groups=self.groups)
         with torch.no_grad():
             u = _start((1, weight.shape[1] * self.groups, *size), weight)
             for _ in range(self.iterations):
-                v = _normalized(self.convolve(u, weight, adjoint=False))
-                u = _normalized(self.convolve(v, weight, adjoint=True))
-            v = _normalized(self.convolve(u, weight, adjoint=False))
-        return (v * circular_conv2d(u, weight, self.dilation, self.groups)).sum()
+                v = _normalized(convolve(u))
+                u = _normalized(convolve(v, adjoint=True))
+            v = _normalized(convolve(u))
+        return (v * convolve(u)).sum()
 
 
 def _start(shape: tuple[int, ...], like: Tensor) -> Tensor:

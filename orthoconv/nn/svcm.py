@@ -42,9 +42,10 @@ class SVCMConv2d(WeightConv2d):
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return sources[0]
 
-    def convolve(self, x: Tensor, operator: Tensor, *, adjoint: bool) -> Tensor:
-        self._last_size = (x.shape[-2], x.shape[-1])  # after the downsampling
-        return super().convolve(x, operator, adjoint=adjoint)
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self._last_size = self._inner_size(x.shape[-2:])
+        return y
 
     @torch.no_grad()
     def project(self, iterations: int = 1, size: Pair | None = None) -> None:

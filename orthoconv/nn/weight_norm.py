@@ -43,13 +43,22 @@ class WeightNormed(Reparametrized):
         """What is transformed, g V / |V|."""
         return weight_norm(self.weight, self.g)
 
+    @property
+    def scale(self) -> Tensor:
+        """g / |V|, zero where V is."""
+        return _scale(self.weight, self.g)
+
     def sources(self) -> tuple[Tensor, ...]:
         return (self.weight, self.g) if self.signs is None else (self.weight, self.g, self.signs)
 
 
 def weight_norm(V: Tensor, g: Tensor) -> Tensor:
     """g V / |V| (Section 4.1), zero where V is."""
-    return torch.mul(V, g / torch.linalg.vector_norm(V).clamp_min(1e-12))
+    return torch.mul(V, _scale(V, g))
+
+
+def _scale(V: Tensor, g: Tensor) -> Tensor:
+    return torch.div(g, torch.linalg.vector_norm(V).clamp_min(1e-12))
 
 
 def _check_signs(signs: Signs, n: int, like: Tensor) -> Tensor | None:

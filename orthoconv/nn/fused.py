@@ -1,0 +1,233 @@
+r"""The Cayley transform of a circular convolution, applied without waste: what training runs.
+
+With W = [U; V] at each frequency, or [U, V] if it has more columns than rows, let M = (I + A) / 2 and R = M^-1:
+
+    A = U - U* + V* V,   Q = [R - I; -V R];        or   A = U - U* + V V*,   Q = [R - I, -R V].
+
+Three savings over the formulas as they stand:
+
+- M is a sum over few taps: of U, of its adjoint, and of the correlation of V with itself, which is found in space.
+- The gradient of Q is never formed. For y = Q x and gradients g of y and Q* g of x, the first n entries of x + y are
+  z = R x, say, and those of g + Q* g are v = R* (...); the gradient of M is -v z*. That is one product of pixels with
+  pixels, where the derivative of an inverse has two of matrices with matrices.
+- Frequencies are taken a few at a time: what is computed for them stays in the cache, and its memory is bounded.
+"""
+
+__all__ = ["cayley_conv2d", "cayley_head", "cayley_matrices"]
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from orthoconv.fourier import offsets
+from orthoconv.nn.memory import Pair
+from orthoconv.planes import COMPLEX, Plane, chunks, plane
+
+_LARGE = 128  # order of matrices from which solving for few right-hand sides is faster than inverting
+
+
+class Phases(NamedTuple):
+    """Phases (f, t) of taps at each frequency of a plane, and (t, f) of the adjoint."""
+
+    direct: Tensor
+    adjoint: Tensor
+
+
+class Taps(NamedTuple):
+    """M - I / 2 and -V as sums over taps m (t, g, n, n) and v (t, g, ...)."""
+
+    plane: Plane
+    phases: tuple[Phases, Phases]
+    wide: bool
+    m: Tensor
+    v: Tensor | None
+
+    def matrices(self, some: slice) -> tuple[Tensor, Tensor | None]:
+        """M and -V, (f g, ...), at some frequencies."""
+        M = _sum(self.phases[0].direct[some], self.m)
+        M.diagonal(dim1=-2, dim2=-1).add_(0.5)
+        return M, None if self.v is None else _sum(self.phases[1].direct[some], self.v)
+
+
+def cayley_conv2d(
+    x: Tensor, W: Tensor, bias: Tensor | None = None, dilation: Pair = (1, 1), groups: int = 1, *, adjoint: bool = False
+) -> Tensor:
+    """Convolution of (b, i, h, w) by the Cayley transform of the kernel W (o, i / groups, kh, kw); or its adjoint.
+
+    >>> x = torch.randn(2, 3, 8, 6)
+    >>> y = cayley_conv2d(x, torch.randn(5, 3, 3, 3))
+    >>> round((y.norm() / x.norm()).item(), 4)
+    1.0
+    """
+    taps = _taps(W, (x.shape[-2], x.shape[-1]), dilation, groups)
+    y: Tensor = _Cayley.apply(x, taps.m, taps.v, bias, taps, adjoint)
+    return y
+
+
+def cayley_head(x: Tensor, W: Tensor, dilation: Pair = (1, 1)) -> Tensor:
+    """The first outputs of `cayley_conv2d`, as many as there are inputs: (R - I) x, where W has more rows."""
+    taps = _taps(W, (x.shape[-2], x.shape[-1]), dilation, 1)
+    y: Tensor = _Cayley.apply(x, taps.m, None, None, taps, False)
+    return y
+
+
+def cayley_matrices(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
+    """The transform itself: Q (f, g, o, i) at each frequency of the plane of images of that size."""
+    taps = _taps(W, size, dilation, groups)
+    M, V = taps.matrices(slice(None))
+    Q: Tensor = _form(torch.linalg.inv(M), V, wide=taps.wide).unflatten(0, (-1, groups))
+    return Q
+
+
+class _Cayley(torch.autograd.Function):
+    """The layer as a function of x, of the taps m and v, and of the bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, m: Tensor, v: Tensor | None, bias: Tensor | None, taps: Taps, adjoint: bool
+    ) -> Tensor:
+        y, kept = _apply(x, bias, taps._replace(m=m, v=v), adjoint)
+        ctx.taps, ctx.adjoint, ctx.kept = taps, adjoint, len(kept)
+        ctx.save_for_backward(x, m, v, bias, *(t for some in kept for t in some))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, m, v, bias, *flat = ctx.saved_tensors
+        taps, needed = ctx.taps._replace(m=m, v=v), ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
+            y, _ = _apply(x, bias, taps, ctx.adjoint)
+            inputs = [t for t, wanted in zip((x, m, v, bias), needed, strict=True) if wanted]
+            found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
+            return *(next(found) if wanted else None for wanted in needed), None, None
+        each = len(flat) // ctx.kept
+        kept = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
+        return *_gradients(x, grad, kept, taps, needed, ctx.adjoint), None, None
+
+
+def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """The layer, and what its gradient needs of each chunk of frequencies."""
+    p, (g, n) = taps.plane, taps.m.shape[1:3]
+    rest = 0 if taps.v is None else taps.v.shape[3 if taps.wide else 2]
+    larger = taps.wide == adjoint  # the side of the output
+    X, Y, kept = p.transform(x), p.empty(x, g * (n + rest if larger else n)), []
+    for some in _chunks(x, taps):
+        T = p.take(X, some, g)
+        factors = _factor(*taps.matrices(some), rows=len(x), wide=taps.wide)
+        S = _product(T, factors, wide=taps.wide, adjoint=adjoint)
+        p.put(Y, some, g, S)
+        kept.append((T[..., :n] + S[..., :n], T[..., n:], *factors))
+    if bias is not None:
+        p.mean(Y).add_(bias * (p.size[0] * p.size[1]))
+    return p.invert(Y), kept
+
+
+def _gradients(
+    x: Tensor, grad: Tensor, kept: list[tuple[Tensor, ...]], taps: Taps, needed: tuple[bool, ...], adjoint: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, m, v and the bias."""
+    p, (g, n) = taps.plane, taps.m.shape[1:3]
+    G, GX = p.transform(grad), p.empty(x, x.shape[1]) if needed[0] else None
+    gm = torch.zeros_like(taps.m, dtype=COMPLEX[x.dtype])
+    gv = None if taps.v is None else torch.zeros_like(taps.v, dtype=gm.dtype)
+    for some, (Z, rest, *factors) in zip(_chunks(x, taps), kept, strict=True):
+        T = p.take(G, some, g)
+        S = _product(T, tuple(factors), wide=taps.wide, adjoint=not adjoint)
+        if GX is not None:
+            p.put(GX, some, g, S)
+        V, rest = T[..., :n] + S[..., :n], rest if rest.shape[-1] else T[..., n:]
+        Z, V = (V, Z) if adjoint else (Z, V)
+        _accumulate(gm, taps.phases[0].adjoint[:, some], V.mH @ Z, -1)
+        if gv is not None:
+            _accumulate(gv, taps.phases[1].adjoint[:, some], V.mH @ rest if taps.wide else rest.mH @ Z, 1)
+    return (
+        None if GX is None else p.invert(GX),
+        gm.real,
+        None if gv is None else gv.real,
+        p.mean(G).real.sum(0) if needed[3] else None,
+    )
+
+
+def _factor(M: Tensor, V: Tensor | None, *, rows: int, wide: bool) -> tuple[Tensor, ...]:
+    """What `_product` needs: Q; or, for large matrices and few rows, the factors of M, and V."""
+    if M.shape[-1] <= max(rows, _LARGE):
+        return (_form(torch.linalg.inv(M), V, wide=wide),)
+    return *torch.linalg.lu_factor(M), M[:, :0] if V is None else V
+
+
+def _form(R: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
+    """Q from R and -V."""
+    top = R - torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    return top if V is None else torch.cat((top, R @ V if wide else V @ R), dim=-1 if wide else -2)
+
+
+def _product(X: Tensor, factors: tuple[Tensor, ...], *, wide: bool, adjoint: bool) -> Tensor:
+    """Q x, or Q* x, for each row x of X (f, b, i)."""
+    if len(factors) == 1:
+        return X @ (factors[0].conj() if adjoint else factors[0].mT)
+    LU, pivots, V = factors
+    n = LU.shape[-1]
+    N, T = V.conj() if adjoint else V.mT, X[..., :n]
+    if wide != adjoint:
+        T = torch.baddbmm(T, X[..., n:], N)
+    Z: Tensor = torch.linalg.lu_solve(LU, pivots, T.mT, adjoint=adjoint).mT
+    if wide != adjoint or not V.numel():
+        return Z - X[..., :n]
+    return torch.cat((Z - X, Z @ N), dim=-1)
+
+
+def _chunks(x: Tensor, taps: Taps) -> Iterator[slice]:
+    """Frequencies that are taken at once."""
+    matrix, rest = taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
+    numbers = 4 * matrix + rest + 4 * len(x) * (matrix + rest) // taps.m.shape[-1]
+    return chunks(len(taps.plane), 2 * x.element_size() * numbers)
+
+
+def _sum(phases: Tensor, taps: Tensor) -> Tensor:
+    """Sum over the taps (t, g, m, n), each times its phase: (f g, m, n)."""
+    return (phases @ taps.flatten(1).to(phases.dtype)).view(-1, *taps.shape[2:])
+
+
+def _accumulate(total: Tensor, phases: Tensor, D: Tensor, sign: int) -> None:
+    """Add the adjoint of `_sum` for D (f g, m, n), in place."""
+    total.view(len(total), -1).addmm_(phases, D.view(phases.shape[1], -1), alpha=sign)
+
+
+def _taps(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
+    W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
+    _, o, i, kh, kw = W.shape
+    n, wide = min(o, i), i > o
+    U, V = W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]
+    kernels = (U, -U.transpose(1, 2)) if o == i else (U, -U.transpose(1, 2), _correlation(V, wide=wide))
+    m = torch.cat([K.flatten(3).permute(3, 0, 1, 2) for K in kernels]) / 2
+    v = None if o == i else -V.flatten(3).permute(3, 0, 1, 2)
+    phases = _phases(size, (kh, kw), dilation, o == i, W.dtype, W.device)
+    return Taps(plane(size, W.dtype, W.device), phases, wide, m, v)
+
+
+def _correlation(V: Tensor, *, wide: bool) -> Tensor:
+    """Kernel (g, n, n, 2 kh - 1, 2 kw - 1) of V* V, or of V V* if V is wide, for V (g, o, i, kh, kw)."""
+    V = V if wide else V.transpose(1, 2)
+    pad = (V.shape[3] - 1, V.shape[4] - 1)
+    S = torch.stack([F.conv2d(K, K, padding=pad) for K in V])
+    return S if wide else S.transpose(1, 2)
+
+
+@lru_cache(maxsize=64)
+def _phases(
+    size: Pair, k: Pair, dilation: Pair, square: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Phases, Phases]:
+    """Phases of the taps of M and of V."""
+    with torch.inference_mode(False):
+        p = plane(size, dtype, device)
+        P = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
+        parts = [P, P.conj()]
+        if not square:
+            parts.append(p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True))))
+        both = [(Q, (p.scale[:, None] * Q).mT.contiguous()) for Q in (torch.cat(parts, dim=1), P)]
+        m, v = (Phases(*(Q.to(device, COMPLEX[dtype]) for Q in pair)) for pair in both)
+        return m, v

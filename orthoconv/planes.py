@@ -1,0 +1,237 @@
+"""The Fourier plane of images of one size, frequency by frequency: what a spectral convolution computes with.
+
+A real image of h x w pixels has conjugate-symmetric coefficients, so about half of the plane is enough. Small images
+are transformed by one product with a real matrix, whose rows are the cosines and sines of just the frequencies that
+differ; larger ones by the fast Fourier transform. The crossover was measured (docs/performance.md).
+"""
+
+__all__ = ["COMPLEX", "FastPlane", "Plane", "chunks", "convolve", "plane"]
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthoconv.tracing import is_concrete
+
+Pair = tuple[int, int]
+
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_CACHE = 2**24  # bytes of what is computed at once
+_DENSE = 64  # pixels up to which a product with the matrix of the transform is faster than the FFT
+
+
+class Plane(ABC):
+    """Frequencies (u, v), f of them, that determine a real image; abstract.
+
+    Coefficients are kept in the order in which they are fastest to find; `take` and `put` move those of some
+    frequencies from and to matrices (f g, b, c): pixels of a batch for each frequency and group of channels.
+    """
+
+    def __init__(self, size: Pair, u: Tensor, v: Tensor, weight: Tensor) -> None:
+        self.size, self.u, self.v = size, u, v
+        self.scale = weight.double() / (size[0] * size[1])  # adjoint of the transform times this: its inverse
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    def matrices(self, taps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Sums (f, ...) over the taps (r c, ...) at these offsets, each times its phase."""
+        P = self.phases(rows, columns).to(taps.device, COMPLEX[taps.dtype])
+        return (P @ taps.flatten(1).to(P.dtype)).view(len(self), *taps.shape[1:])
+
+    def whole(self, D: Tensor) -> Tensor:
+        """Values (f, ...) on the plane, to those on the h rows and w // 2 + 1 columns of the fast transform."""
+        h, w = self.size
+        u, v = (axis.flatten() for axis in torch.meshgrid(torch.arange(h), torch.arange(w // 2 + 1), indexing="ij"))
+        place = torch.full((h, w // 2 + 1), -1)
+        place[self.u, self.v] = torch.arange(len(self))
+        conjugate = place[u, v] < 0
+        index = torch.where(conjugate, place[-u % h, v], place[u, v]).to(D.device)
+        return torch.where(conjugate.to(D.device).view(-1, *[1] * (D.ndim - 1)), D[index].conj(), D[index])
+
+    def phases(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """exp(2 pi i (u r / h + v c / w)) in double precision for offsets r and c: (f, r c)."""
+        (h, w) = self.size
+        R, C = (_roots(turns, n) for turns, n in ((self.u[:, None] * rows, h), (self.v[:, None] * columns, w)))
+        return (R[:, :, None] * C[:, None]).flatten(1)
+
+    @abstractmethod
+    def transform(self, x: Tensor) -> Tensor:
+        """Coefficients of images (b, c, h, w)."""
+
+    @abstractmethod
+    def invert(self, X: Tensor) -> Tensor:
+        """Images (b, c, h, w) of coefficients."""
+
+    @abstractmethod
+    def empty(self, x: Tensor, channels: int) -> Tensor:
+        """Room for the coefficients of as many images as `x` has, of so many channels."""
+
+    @abstractmethod
+    def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
+        """Coefficients of some frequencies, (f g, b, c / g), contiguous."""
+
+    @abstractmethod
+    def join(self, Y: Tensor, groups: int) -> Tensor:
+        """Coefficients from those of all frequencies, (f g, b, c)."""
+
+    @abstractmethod
+    def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
+        """Write `Y` (f g, b, c / g), coefficients of some frequencies, into `X`."""
+
+    @abstractmethod
+    def mean(self, X: Tensor) -> Tensor:
+        """Coefficients (b, c) of frequency zero, sums over an image; a view."""
+
+
+class MatrixPlane(Plane):
+    """Transform by a real matrix (2 f, h w); coefficients (f, 2, b, c), real and imaginary parts."""
+
+    def __init__(self, size: Pair, dtype: torch.dtype, device: torch.device) -> None:
+        h, w = size
+        u, v = torch.meshgrid(torch.arange(h), torch.arange(w // 2 + 1), indexing="ij")
+        alone = (v == 0) | (2 * v == w)  # columns that are their own conjugates
+        keep = ~alone | (2 * u <= h)
+        real = alone & ((u == 0) | (2 * u == h))
+        super().__init__(size, u[keep], v[keep], torch.where(real, 1, 2)[keep])
+        P = self.phases(torch.arange(h), torch.arange(w))
+        F = torch.stack((P.real, -P.imag), dim=1)  # (f, 2, h w)
+        self.F = F.flatten(0, 1).to(device, dtype)
+        self.F_inverse = (self.scale[:, None, None] * F).flatten(0, 1).to(device, dtype)
+
+    def transform(self, x: Tensor) -> Tensor:
+        return (self.F @ x.reshape(-1, x.shape[2] * x.shape[3]).mT).view(len(self), 2, *x.shape[:2])
+
+    def invert(self, X: Tensor) -> Tensor:
+        return (X.flatten(2).flatten(0, 1).mT @ self.F_inverse).view(*X.shape[2:], *self.size)
+
+    def empty(self, x: Tensor, channels: int) -> Tensor:
+        return x.new_empty(len(self), 2, len(x), channels)
+
+    def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
+        Y: Tensor = torch.complex(X[some, 0], X[some, 1]).unflatten(2, (groups, -1)).transpose(1, 2)  # (f, g, b, c)
+        return Y.contiguous().flatten(0, 1)
+
+    def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
+        room = X[some].unflatten(3, (groups, -1))  # (f, 2, b, g, c)
+        parts = Y.unflatten(0, (-1, groups)).transpose(1, 2)
+        room[:, 0].copy_(parts.real)
+        room[:, 1].copy_(parts.imag)
+
+    def join(self, Y: Tensor, groups: int) -> Tensor:
+        Y = Y.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2)  # (f, b, g c)
+        return torch.stack((Y.real, Y.imag), dim=1)
+
+    def mean(self, X: Tensor) -> Tensor:
+        return X[0, 0]
+
+
+class FastPlane(Plane):
+    """Fast Fourier transform; coefficients (b, c, f)."""
+
+    def __init__(self, size: Pair) -> None:
+        h, w = size
+        u, v = torch.meshgrid(torch.arange(h), torch.arange(w // 2 + 1), indexing="ij")
+        super().__init__(size, u.flatten(), v.flatten(), torch.where((v == 0) | (2 * v == w), 1, 2).flatten())
+
+    def transform(self, x: Tensor) -> Tensor:
+        X: Tensor = torch.fft.rfft2(x)
+        return X.flatten(2)
+
+    def invert(self, X: Tensor) -> Tensor:
+        h, w = self.size
+        X = X.unflatten(2, (h, w // 2 + 1))
+        if not _is_plain(X):
+            x: Tensor = torch.fft.irfft2(X, s=(h, w))
+            return x
+        x = torch.empty(*X.shape[:2], h, w, dtype=X.real.dtype, device=X.device)
+        for some in chunks(len(X), 4 * X[0].numel() * X.element_size()):  # of its three copies none leaves the cache
+            x[some] = torch.fft.irfft2(X[some], s=(h, w))
+        return x
+
+    def empty(self, x: Tensor, channels: int) -> Tensor:
+        return torch.empty(len(x), channels, len(self), dtype=COMPLEX[x.dtype], device=x.device)
+
+    def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
+        Y: Tensor = X[..., some].unflatten(1, (groups, -1)).permute(3, 1, 0, 2)  # (f, g, b, c)
+        return Y.contiguous().flatten(0, 1)
+
+    def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
+        X.unflatten(1, (groups, -1))[..., some].copy_(Y.unflatten(0, (-1, groups)).permute(2, 1, 3, 0))
+
+    def join(self, Y: Tensor, groups: int) -> Tensor:
+        X: Tensor = Y.unflatten(0, (-1, groups)).permute(2, 1, 3, 0)  # (b, g, c, f)
+        return X.flatten(1, 2).contiguous()
+
+    def mean(self, X: Tensor) -> Tensor:
+        return X[..., 0]
+
+
+def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Convolution of images (b, g i, h, w) by one matrix per frequency of the plane, D (f, g, o, i)."""
+    g, constant = D.shape[1], None if bias is None else bias.view(D.shape[1], 1, -1) * math.prod(p.size)
+    X, D = p.transform(x), D.flatten(0, 1).mT
+    if not _is_plain(x) or not _is_plain(D):
+        Y = _ContiguousGrad.apply(p.take(X, slice(None), g) @ D)  # (f g, b, o)
+        Y = Y if constant is None else torch.cat((Y[:g] + constant, Y[g:]))
+        y: Tensor = _ContiguousGrad.apply(p.invert(p.join(Y, g)))
+        return y
+    Y = p.empty(x, g * D.shape[-1])
+    for some in chunks(len(p), 2 * x.element_size() * g * len(x) * sum(D.shape[1:])):
+        S = p.take(X, some, g) @ D[some.start * g : some.stop * g]
+        if constant is not None and some.start == 0:
+            S[:g].add_(constant)
+        p.put(Y, some, g, S)
+    return p.invert(Y)
+
+
+def chunks(n: int, each: int) -> Iterator[slice]:
+    """Parts of range(n) that fit into the cache, for `each` bytes."""
+    step = -(-n // max(1, -(-n * each // _CACHE)))
+    return (slice(k, min(k + step, n)) for k in range(0, n, step))
+
+
+@lru_cache(maxsize=64)
+def plane(size: Pair, dtype: torch.dtype, device: torch.device) -> Plane:
+    """The plane of images of that size and real dtype."""
+    with torch.inference_mode(False):
+        return MatrixPlane(size, dtype, device) if size[0] * size[1] <= _DENSE else FastPlane(size)
+
+
+def _roots(turns: Tensor, n: int) -> Tensor:
+    """exp(2 pi i turns / n) for whole numbers, whose angle loses no digits."""
+    angle = (turns % n).double() * (2 * math.pi / n)
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether `x` may be worked on piece by piece: no gradient is wanted, nothing is traced or transformed."""
+    return is_concrete(x) and not torch.is_grad_enabled() and len(x) > 0
+
+
+class _ContiguousGrad(torch.autograd.Function):
+    """Identity whose gradient is contiguous.
+
+    The gradient of an inverse FFT arrives with the frequency axis innermost, and a batched product of such
+    matrices copies them one at a time. The FFT of an expanded gradient, such as that of a sum, fails in older
+    versions of torch.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous()

@@ -1,0 +1,179 @@
+"""The paths that training takes: images beyond the matrix transform, factors in place of inverses, chunks, patches."""
+
+import math
+
+import pytest
+import torch
+from contract import LAYERS, Case
+from torch import Tensor
+
+from orthoconv import fourier, planes
+from orthoconv.linalg import cayley
+from orthoconv.nn import CayleyConv2d, fused
+from orthoconv.nn import cayley as cayley_module
+from orthoconv.nn import lift as lift_module
+from orthoconv.nn.kernel import circular_conv2d
+
+CASES = [
+    Case(3, 3, 3, (9, 8)),
+    Case(2, 5, 3, (8, 9)),
+    Case(5, 2, 3, (10, 7)),
+    Case(2, 3, 2, (9, 9), {"dilation": 2}),
+    Case(4, 6, 3, (9, 8), {"groups": 2}),
+    Case(6, 4, (3, 1), (8, 10), {"groups": 2, "bias": False}),
+    Case(1, 3, 4, (18, 10), {"stride": 2}),
+    Case(2, 2, 9, (10, 9)),
+    Case(2, 19, 3, (9, 8)),
+    Case(1, 7, (2, 3), (9, 8), {"dilation": (3, 1)}),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
+
+
+@pytest.fixture(params=["inverse", "factors", "chunks"])
+def path(request, monkeypatch) -> str:
+    """Each way of computing, forced on matrices that are too small to need it."""
+    if request.param == "factors":
+        monkeypatch.setattr(fused, "_LARGE", 0)
+    if request.param == "chunks":
+        monkeypatch.setattr(planes, "_CACHE", 1)
+        monkeypatch.setattr(lift_module, "_CHUNK", 1)
+    return request.param
+
+
+@every_kind
+@every_case
+def test_every_path_equals_the_dense_oracle(kind: str, case: Case, path: str) -> None:
+    contract = LAYERS[kind]
+    layer = contract.layer(case)
+    shape = contract.input_shape(case)
+    expected = contract.oracle(layer, case)
+    for x in (torch.randn(1, *shape, dtype=torch.float64), torch.randn(7, *shape, dtype=torch.float64)):
+        y = layer(x) if layer.bias is None else layer(x) - layer.bias[:, None, None]
+        torch.testing.assert_close(y.flatten(1), x.flatten(1) @ expected.mT)
+
+
+@every_kind
+@every_case
+def test_modes_agree_to_the_bit(kind: str, case: Case) -> None:
+    contract = LAYERS[kind]
+    layer, x = contract.layer(case), torch.randn(3, *contract.input_shape(case), dtype=torch.float64)
+    trained = layer(x)
+    assert torch.equal(layer.eval()(x), trained)
+    with torch.no_grad():
+        assert torch.equal(layer(x), trained)
+
+
+@every_kind
+@every_case
+def test_gradients_are_those_of_the_formed_matrices(kind: str, case: Case, path: str) -> None:
+    contract = LAYERS[kind]
+    layer = contract.layer(case)
+    x = torch.randn(1 if path == "factors" else 3, *contract.input_shape(case), dtype=torch.float64, requires_grad=True)
+    sources = (x, *layer.parameters())
+
+    def formed() -> Tensor:
+        size = case.inner_size
+        W = fourier.spectrum(layer.kernel, size, dilation=layer.dilation, groups=layer.groups)
+        Q = cayley(W) if layer.signs is None else cayley(W) * layer.signs.view(layer.groups, 1, 1, -1)
+        moved = torch.nn.functional.pixel_unshuffle(x, case.stride[0]) if not contract.transposed else x
+        y = fourier.spectral_conv2d(moved, Q.mH if contract.transposed else Q)
+        y = torch.nn.functional.pixel_shuffle(y, case.stride[0]) if contract.transposed else y
+        return y if layer.bias is None else y + layer.bias[:, None, None]
+
+    y, expected = layer(x), formed()
+    direction = torch.randn_like(y)
+    found = torch.autograd.grad((y * direction).sum(), sources)
+    for a, b in zip(found, torch.autograd.grad((expected * direction).sum(), sources), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_case
+def test_second_derivatives(case: Case, path: str) -> None:
+    layer = LAYERS["CayleyConv2d"].layer(case)
+    names, values = zip(*layer.named_parameters(), strict=True)
+    x = torch.randn(2, *LAYERS["CayleyConv2d"].input_shape(case), dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    inputs = (x, *(v.detach().requires_grad_() for v in values))
+    torch.autograd.gradcheck(run, inputs, fast_mode=True)
+    torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+def test_the_cases_reach_every_path() -> None:
+    layers = [LAYERS["CayleyConv2d"].layer(case) for case in CASES]
+    assert [layer._lifts(case.inner_size) for layer, case in zip(layers, CASES, strict=True)] == [False] * 8 + [
+        True
+    ] * 2
+    assert [layer._has_few_taps for layer in layers] == [case.k != 9 for case in CASES]
+    assert all(
+        isinstance(planes.plane(c.inner_size, torch.float64, torch.device("cpu")), planes.FastPlane) for c in CASES[:6]
+    )
+
+
+def test_large_weights_are_not_lifted() -> None:
+    """In space the rounding error grows with the kernel; beyond a bound the layer is applied by its matrices."""
+    layer = CayleyConv2d(2, 19, 3)
+    x = torch.randn(4, 2, 12, 12)
+    for g in (0.1, 1.0, 30.0, 31.9, 33.0, 1e3):
+        with torch.no_grad():
+            layer.g.fill_(g)
+            layer.bias.zero_()
+            assert layer._lifts((12, 12)) == (g <= cayley_module._MODERATE)
+            layer.eval()
+            ratios = layer(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+        assert (ratios - 1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 4), (8, 8), (4, 16), (9, 8), (7, 13), (16, 16)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_planes(size: tuple[int, int], groups: int) -> None:
+    x = torch.randn(3, 4, *size, dtype=torch.float64)
+    p = planes.plane(size, x.dtype, x.device)
+    X = p.transform(x)
+    torch.testing.assert_close(p.invert(X), x)
+    with torch.no_grad():
+        torch.testing.assert_close(p.invert(X), x)
+    Y = p.take(X, slice(None), groups)
+    assert Y.shape == (len(p) * groups, 3, 4 // groups)
+    torch.testing.assert_close(p.join(Y, groups), X)
+    again = p.empty(x, 4)
+    half = len(p) // 2
+    p.put(again, slice(0, half), groups, p.take(X, slice(0, half), groups))
+    p.put(again, slice(half, len(p)), groups, p.take(X, slice(half, len(p)), groups))
+    assert torch.equal(again, X)
+    whole = p.whole(Y.unflatten(0, (-1, groups)))
+    torch.testing.assert_close(whole.permute(2, 1, 3, 0).flatten(1, 2), torch.fft.rfft2(x).flatten(2))
+    torch.testing.assert_close(p.mean(X).real, x.sum((2, 3)))
+
+
+def test_the_matrix_plane_has_just_the_frequencies_that_differ() -> None:
+    for h, w in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4), (4, 5), (8, 8)]:
+        p = planes.plane((h, w), torch.float64, torch.device("cpu"))
+        real = sum((2 * u) % h == 0 and (2 * v) % w == 0 for u in range(h) for v in range(w))
+        assert len(p) == (h * w + real) // 2
+
+
+def test_chunks_cover_everything_once() -> None:
+    for n, each in [(1, 1), (7, 2**30), (100, 2**20), (5, 2**24)]:
+        assert [k for some in planes.chunks(n, each) for k in range(some.start, some.stop)] == list(range(n))
+
+
+def test_lift_is_a_convolution() -> None:
+    y, x = torch.randn(2, 3, 3, 7, 6, dtype=torch.float64).unbind()
+    y, x = y[:, :2], x[:, 1:]
+    V, bias = torch.randn(5, 2, 3, 2, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    expected = torch.cat((y, -circular_conv2d(x + y, V, dilation=(2, 1))), dim=1) + bias[:, None, None]
+    torch.testing.assert_close(lift_module.lift(y, x, V, bias, (2, 1)), expected)
+
+
+@pytest.mark.parametrize(("i", "o"), [(200, 200), (150, 170)])
+def test_factors_in_float32_are_as_accurate_as_inverses(i: int, o: int) -> None:
+    """Orders above the threshold, fewer images than channels: no matrix is inverted."""
+    layer = CayleyConv2d(i, o, 3, bias=False)
+    x = torch.randn(4, i, 4, 4)
+    with torch.no_grad():
+        ratios = layer(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+    assert (ratios - 1).abs().max() < 1e-5 * math.sqrt(2)
