@@ -1,6 +1,15 @@
 """Orthogonal matrices from unconstrained ones."""
 
-__all__ = ["Orthogonalizer", "bjorck", "cayley", "cayley_linear", "norm_bound", "orthogonalizer", "row_norms"]
+__all__ = [
+    "Orthogonalizer",
+    "bjorck",
+    "cayley",
+    "cayley_linear",
+    "norm_bound",
+    "orthogonalizer",
+    "row_norms",
+    "weight_scale",
+]
 
 from collections.abc import Callable
 from typing import Any
@@ -50,67 +59,81 @@ def cayley(W: Tensor) -> Tensor:
     return torch.cat((R - I, -V @ R), dim=-2)
 
 
-def cayley_linear(x: Tensor, W: Tensor, scale: Tensor) -> Tensor:
-    r"""Product of each row of `x` with a wide or square ``cayley(scale * W)``, which is never formed.
+def cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> Tensor:
+    r"""Product of each row of `x` with the wide or square ``cayley(g * V / |V|)``, which is never formed.
 
-    With ``scale * W`` = [U, V], and x split into the same columns,
+    With g V / |V| = [U, V'], and x split into the same columns,
 
-    .. math:: \mathrm{cayley}(W)\, x = M^{-1} (x_U - V x_V) - x_U, \qquad M = (I + U - U^T + V V^T) / 2.
+    .. math:: \mathrm{cayley}(\cdot)\, x = M^{-1} (x_U - V' x_V) - x_U, \qquad M = (I + U - U^T + V' V'^T) / 2.
 
-    Nor is its gradient formed: that of M is :math:`-v z^T`, where :math:`z = M^{-1} (x_U - V x_V)` and
-    :math:`v = M^{-T}` times the gradient of z. The product V V^T is rounded in the precision of `W`, which `cayley`
-    avoids: for weights of large norm with a V of low rank, the two differ.
+    Nor is its gradient formed: that of M is :math:`-v z^T`, where :math:`z = M^{-1} (x_U - V' x_V)` and
+    :math:`v = M^{-T}` times the gradient of z. The product V' V'^T is rounded in the precision of `V`, which `cayley`
+    avoids: for weights of large norm with a V' of low rank, the two differ.
 
     Arguments:
         x: Real, of shape (b, n).
-        W: Real, of shape (m, n) with m <= n.
-        scale: A number.
+        V: Real, of shape (m, n) with m <= n.
+        g: A number, the norm.
 
-    >>> x, W = torch.randn(2, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
-    >>> torch.dist(cayley_linear(x, W, torch.tensor(2.0)), x @ cayley(2 * W).mT).item() < 1e-13
+    >>> x, V = torch.randn(2, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    >>> torch.dist(cayley_linear(x, V, V.norm()), x @ cayley(V).mT).item() < 1e-13
     True
     """
-    y: Tensor = _CayleyLinear.apply(x, W, scale)
+    y: Tensor = _CayleyLinear.apply(x, V, g)
     return y
 
 
 class _CayleyLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, W: Tensor, scale: Tensor) -> Tensor:
-        m = len(W)
-        xU, (U, V) = x[:, :m], (W[:, :m], W[:, m:])
-        M = 0.5 * (scale * (U - U.mT) + torch.eye(m, dtype=W.dtype, device=W.device))
+    def forward(ctx: Any, x: Tensor, V: Tensor, g: Tensor) -> Tensor:
+        m, s = len(V), weight_scale(V, g)
+        xU, (U, rest) = x[:, :m], (V[:, :m], V[:, m:])
+        M = s * (U - U.mT) + torch.eye(m, dtype=V.dtype, device=V.device)
         T = xU
-        if V.numel():
-            M = M + 0.5 * scale**2 * _gram(V)
-            T = xU - scale * (x[:, m:] @ V.mT)
-        factors = torch.linalg.lu_factor(M)
+        if rest.numel():
+            M = M + s**2 * _gram(rest)
+            T = xU - s * (x[:, m:] @ rest.mT)
+        factors = torch.linalg.lu_factor(M.mul_(0.5))
         z: Tensor = torch.linalg.lu_solve(*factors, T.mT).mT
-        ctx.save_for_backward(x, W, scale, z, *factors)
+        ctx.save_for_backward(x, V, g, z, *factors)
         return z - xU
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, W, scale, z, *factors = ctx.saved_tensors
+        x, V, g, z, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            needed = [t for t, wanted in zip((x, W, scale), ctx.needs_input_grad, strict=True) if wanted]
-            found = iter(torch.autograd.grad(x @ cayley(scale * W).mT, needed, grad, create_graph=True))
+            needed = [t for t, wanted in zip((x, V, g), ctx.needs_input_grad, strict=True) if wanted]
+            y = x @ cayley(V * weight_scale(V, g)).mT
+            found = iter(torch.autograd.grad(y, needed, grad, create_graph=True))
             return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
-        m = len(W)
-        V = W[:, m:]
+        m, s = len(V), weight_scale(V, g)
+        rest = V[:, m:]
         v = torch.linalg.lu_solve(*factors, grad.mT, adjoint=True).mT
-        vV = v @ V
-        gx = torch.cat((v - grad, -scale * vV), dim=1) if ctx.needs_input_grad[0] else None
-        gM = v.mT @ z
-        gW = torch.empty_like(W)
-        torch.sub(gM.mT, gM, out=gW[:, :m]).mul_(0.5)
-        if not V.numel():
-            pass
-        elif 2 * len(x) < m:  # the gradient of M has low rank
-            gW[:, m:] = torch.cat((v, z)).mT @ torch.cat((-x[:, m:] - 0.5 * scale * (z @ V), -0.5 * scale * vV))
-        else:
-            gW[:, m:] = torch.addmm(v.mT @ x[:, m:], 0.5 * scale * (gM + gM.mT), V).neg_()
-        return gx, gW.mul(scale), torch.dot(gW.flatten(), W.flatten())
+        gx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        torch.sub(v, grad, out=gx[:, :m])
+        torch.mm(v, rest, out=gx[:, m:]).mul_(-s)
+        vz, gW = v.mT @ z, torch.empty_like(V, memory_format=torch.contiguous_format)
+        torch.sub(vz.mT, vz, out=gW[:, :m]).mul_(0.5)
+        if 2 * len(x) < m:  # the gradient of M has low rank
+            right = torch.cat((torch.addmm(x[:, m:], z, rest.mul(0.5 * s)), gx[:, m:].mul(-0.5)))
+            torch.mm(torch.cat((v, z)).mT, right, out=gW[:, m:])
+        elif rest.numel():
+            torch.mm(v.mT, x[:, m:], out=gW[:, m:])
+            gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest)
+        gW[:, m:].neg_()
+        return gx, *weight_norm_gradients(gW, V, g)
+
+
+def weight_scale(V: Tensor, g: Tensor) -> Tensor:
+    """g / |V|, zero where V is: what makes V a matrix of norm g (Section 4.1)."""
+    return torch.div(g, torch.linalg.vector_norm(V).clamp_min(1e-12))
+
+
+def weight_norm_gradients(grad: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of V and g from that of g V / |V|, which is overwritten."""
+    norm = torch.linalg.vector_norm(V).clamp_min(1e-12)
+    along = torch.dot(grad.reshape(-1), V.reshape(-1)) / norm
+    return grad.mul_(g / norm).addcmul_(V, -along * g / norm**2), along
 
 
 def _gram(V: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Whether tensors are ordinary ones, or stand for others while torch traces or transforms a function."""
 
-__all__ = ["is_concrete"]
+__all__ = ["is_concrete", "is_eager"]
 
 import torch
 from torch import Tensor
@@ -16,3 +16,8 @@ def is_concrete(*tensors: Tensor) -> bool:
         return False
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return not any(t.is_meta or wrapped(t) for t in tensors)
+
+
+def is_eager(*tensors: Tensor) -> bool:
+    """Whether, besides, no transform of torch.func is under way, on other tensors."""
+    return is_concrete(*tensors) and torch._C._functorch.peek_interpreter_stack() is None

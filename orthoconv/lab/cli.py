@@ -9,6 +9,7 @@ from jsonargparse import auto_cli
 
 from orthoconv import __version__
 from orthoconv.data import DataError
+from orthoconv.lab import bench
 from orthoconv.lab.datasets import data
 from orthoconv.lab.demo import demo
 from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
@@ -16,7 +17,18 @@ from orthoconv.lab.report import report
 from orthoconv.lab.training import train
 from orthoconv.train import CheckpointError, TrainingError
 
-COMMANDS: dict[str, Any] = {"demo": demo, "data": data, "train": train, "evaluate": evaluate, "report": report}
+COMMANDS: dict[str, Any] = {
+    "demo": demo,
+    "data": data,
+    "train": train,
+    "evaluate": evaluate,
+    "bench": {
+        "_help": "Time every method against the plain one, in one run: networks, or single layers.",
+        "networks": bench.networks,
+        "layers": bench.layers,
+    },
+    "report": report,
+}
 EXPECTED = (
     BrokenCertificateError,
     CheckpointError,

@@ -1,8 +1,9 @@
 """Pictures, each a function of the numbers it shows."""
 
-__all__ = ["certified_curves", "plot_demo", "training_curves"]
+__all__ = ["bench_layers", "bench_networks", "certified_curves", "plot_demo", "training_curves"]
 
 import io
+import statistics
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,60 @@ def certified_curves(radii: dict[str, Tensor], attacked: dict[str, dict[str, flo
     axis.set(xlabel="l2 norm of the perturbation", ylabel="accuracy, %", xlim=(0, right), ylim=(0, 100))
     axis.legend(fontsize=8)
     return _svg(figure)
+
+
+def bench_networks(path: Path, cases: list[dict[str, Any]]) -> Path:
+    """Time of a training step relative to the plain network, bars by method, with the paper's where it has one."""
+    figure = Figure(figsize=(11, 1.2 + 2.6 * len(cases)), layout="constrained")
+    for axis, case in zip(figure.subplots(len(cases), 1, squeeze=False)[:, 0], cases, strict=True):
+        ratios = _ratios(case)
+        names = list(ratios)
+        colours = [COLOURS.get(name, "0.6") for name in names]
+        bars = axis.bar(range(len(names)), list(ratios.values()), 0.7, color=colours)
+        axis.bar_label(bars, [f"{v:.2f}" for v in ratios.values()], fontsize=8)
+        paper = case["paper"]
+        if "plain" in paper:
+            known = [(k, paper[n] / paper["plain"]) for k, n in enumerate(names) if n in paper]
+            axis.plot(*zip(*known, strict=True), "k_", ms=28, label="the paper, on a GPU")
+            axis.legend(fontsize=8)
+        axis.axhline(1, color="0.3", lw=0.8, ls=":")
+        axis.set_xticks(range(len(names)), names, fontsize=8)
+        axis.set(title=f"{case['network']}, width {case['width']}, batch {case['batch']}", ylabel="x plain")
+        axis.margins(y=0.15)
+    figure.suptitle("time of a training step")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def bench_layers(path: Path, cases: list[dict[str, Any]]) -> Path:
+    """Milliseconds of a training step of one layer, a panel for each quantity that varies."""
+    panels = list(dict.fromkeys(case["panel"] for case in cases))
+    figure = Figure(figsize=(13, 1 + 3.4 * -(-len(panels) // 3)), layout="constrained")
+    axes = figure.subplots(-(-len(panels) // 3), 3, squeeze=False).flatten()
+    for axis, panel in zip(axes, panels, strict=False):
+        some = [case for case in cases if case["panel"] == panel]
+        varies = next(key for key in ("n", "c", "k", "o") if len({case[key] for case in some}) > 1 or len(some) == 1)
+        for name in some[0]["figures"]:
+            values = [1e3 * statistics.median(case["figures"][name]["train"]) for case in some]
+            strong = name in COLOURS
+            axis.plot(
+                [case[varies] for case in some], values, "-o", ms=3.5, lw=2 if strong else 1, label=name,
+                color=COLOURS.get(name), ls="-" if strong else "--",
+            )  # fmt: skip
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks([case[varies] for case in some], [str(case[varies]) for case in some])
+        axis.set(title=f"({panel}) {some[0]['title']}", ylabel="ms, forward + backward")
+    for axis in axes[len(panels) :]:
+        axis.axis("off")
+    axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _ratios(case: dict[str, Any]) -> dict[str, float]:
+    medians = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
+    return {name: median / medians["plain"] for name, median in medians.items()}
 
 
 def _svg(figure: Figure) -> str:

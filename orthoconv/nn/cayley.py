@@ -19,7 +19,7 @@ from orthoconv.nn.memory import Pair
 from orthoconv.nn.spectral import SpectralConv2d
 from orthoconv.nn.weight_norm import Signs
 from orthoconv.planes import COMPLEX, convolve, plane
-from orthoconv.tracing import is_concrete
+from orthoconv.tracing import is_eager
 
 _MOST_TAPS = 49  # of a kernel whose (I + A) / 2 is summed over taps
 _LIFTED = 1.2  # times the outputs: as many entries may a patch have, for the convolution in space to be faster
@@ -41,7 +41,7 @@ class _Cayley(SpectralConv2d):
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         size = x.shape[-2], x.shape[-1]
-        if len(x) == 0 or not is_concrete(x, *self.sources()) or not self._has_few_taps or self._is_constant(size):
+        if len(x) == 0 or not is_eager(x, *self.sources()) or not self._has_few_taps or self._is_constant(size):
             return super().convolve(x, bias, adjoint=adjoint)
         if not adjoint and self._lifts(size):
             return self._lift(x, bias)

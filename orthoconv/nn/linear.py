@@ -13,7 +13,7 @@ from orthoconv.linalg import bjorck, cayley, cayley_linear
 from orthoconv.nn.base import check_dtype, positive_int
 from orthoconv.nn.memory import Pair, Reparametrized, full_precision
 from orthoconv.nn.weight_norm import Signs, WeightNormed, weight_norm
-from orthoconv.tracing import is_concrete
+from orthoconv.tracing import is_eager
 
 
 class BaseLinear(Reparametrized):
@@ -93,11 +93,11 @@ class CayleyLinear(BaseLinear, WeightNormed):
     def apply_matrix(self, x: Tensor) -> Tensor:
         excess = self.in_features - self.out_features
         accurate = excess == 0 or excess >= self.out_features  # see `cayley_linear`
-        if self.remembers or not accurate or not is_concrete(x, *self.sources()):
+        if self.remembers or not accurate or not is_eager(x, *self.sources()):
             return super().apply_matrix(x)
         self.check()  # what follows is the same product, without forming the matrix
         rows = (x if self.signs is None else x * self.signs).reshape(-1, self.in_features)
-        y = cayley_linear(rows, self.weight, self.scale).view(*x.shape[:-1], self.out_features)
+        y = cayley_linear(rows, self.weight, self.g).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
 

@@ -5,12 +5,14 @@ __all__ = ["Signs", "WeightNormed", "weight_norm"]
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from orthoconv.linalg import weight_norm_gradients, weight_scale
 from orthoconv.nn.memory import Reparametrized
+from orthoconv.tracing import is_eager
 
 Signs = Literal["random"] | Sequence[int] | Tensor | None
 
@@ -43,22 +45,34 @@ class WeightNormed(Reparametrized):
         """What is transformed, g V / |V|."""
         return weight_norm(self.weight, self.g)
 
-    @property
-    def scale(self) -> Tensor:
-        """g / |V|, zero where V is."""
-        return _scale(self.weight, self.g)
-
     def sources(self) -> tuple[Tensor, ...]:
         return (self.weight, self.g) if self.signs is None else (self.weight, self.g, self.signs)
 
 
 def weight_norm(V: Tensor, g: Tensor) -> Tensor:
     """g V / |V| (Section 4.1), zero where V is."""
-    return torch.mul(V, _scale(V, g))
+    if not is_eager(V, g):
+        return torch.mul(V, weight_scale(V, g))
+    kernel: Tensor = _WeightNorm.apply(V, g)
+    return kernel
 
 
-def _scale(V: Tensor, g: Tensor) -> Tensor:
-    return torch.div(g, torch.linalg.vector_norm(V).clamp_min(1e-12))
+class _WeightNorm(torch.autograd.Function):
+    """g V / |V|, whose gradient takes as few passes over V as it can."""
+
+    @staticmethod
+    def forward(ctx: Any, V: Tensor, g: Tensor) -> Tensor:
+        ctx.save_for_backward(V, g)
+        return torch.mul(V, weight_scale(V, g))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        V, g = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
+            needed = [t for t, wanted in zip((V, g), ctx.needs_input_grad, strict=True) if wanted]
+            found = iter(torch.autograd.grad(V * weight_scale(V, g), needed, grad, create_graph=True))
+            return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+        return weight_norm_gradients(grad.clone(), V, g)
 
 
 def _check_signs(signs: Signs, n: int, like: Tensor) -> Tensor | None:

@@ -1,0 +1,231 @@
+"""`orthoconv bench`: the paper's runtime tables and figure, every method against the plain one in the same run."""
+
+__all__ = ["layers", "networks"]
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from orthoconv import models
+from orthoconv.files import write_atomically
+from orthoconv.lab import plots
+from orthoconv.lab.runs import hardware
+from orthoconv.lab.timing import Figures, compare, pin_threads
+from orthoconv.models.kit import CONVS
+from orthoconv.nn import CayleyLinear, CircularConv2d
+
+Factory = Callable[..., nn.Module]
+
+BATCHES = {"kwlarge": 256, "resnet9": 128, "wide_resnet10_10": 32}
+PAPER = {  # seconds per epoch, Appendix F
+    ("kwlarge", 1): {"cayley": 9.01, "bcop": 20.75, "rko": 16.02},
+    ("kwlarge", 2): {"cayley": 17.50, "bcop": 53.72, "rko": 50.15},
+    ("kwlarge", 3): {"cayley": 32.30, "bcop": 135.95, "rko": 131.43},
+    ("kwlarge", 6): {"cayley": 133.43, "bcop": 1050.61, "rko": 1034.96},
+    ("kwlarge", 8): {"cayley": 260.31},
+    ("resnet9", 1): {"cayley": 43.92, "bcop": 48.04, "rko": 45.73, "plain conv": 14.56, "plain": 13.27},
+    ("wide_resnet10_10", 1): {"cayley": 210.6, "bcop": 109.4, "rko": 99.46, "plain conv": 48.40, "plain": 46.10},
+}
+LAYERS = ["plain", "cayley", "listing", "bcop", "cayley_bcop", "rko", "crko", "ossn", "aoc"]
+METHODS = ["plain", "plain conv", *LAYERS[1:]]
+PANELS: dict[str, tuple[str, list[dict[str, int]]]] = {  # what varies, and the layers: c -> o channels, k x k, n x n
+    "a": ("image size, 8 channels", [{"c": 8, "o": 8, "k": 3, "n": n} for n in (4, 8, 16, 32, 64)]),
+    "b": ("image size, 64 channels", [{"c": 64, "o": 64, "k": 3, "n": n} for n in (4, 8, 16, 32)]),
+    "c": ("channels, 8 x 8 images", [{"c": c, "o": c, "k": 3, "n": 8} for c in (16, 32, 64, 128, 256)]),
+    "d": ("channels, 32 x 32 images", [{"c": c, "o": c, "k": 3, "n": 32} for c in (4, 8, 16, 32, 64)]),
+    "e": (
+        "kernel size, 32 channels, 16 x 16 images",
+        [{"c": 32, "o": 32, "k": k, "n": 16} for k in (1, 2, 3, 5, 7, 9)],
+    ),
+    "f": ("out channels, 64 in, 16 x 16 images", [{"c": 64, "o": o, "k": 3, "n": 16} for o in (8, 32, 64, 128, 256)]),
+}
+
+
+def networks(
+    names: Sequence[str] = ("kwlarge", "resnet9", "wide_resnet10_10"),
+    widths: Sequence[int] = (1, 2, 3),
+    methods: Sequence[str] = METHODS,
+    rounds: int = 5,
+    batch: int | None = None,
+    threads: int | None = None,
+    wide: bool = False,
+    out: Path = Path("runs/bench"),
+) -> None:
+    """Time networks with each method's layers: the paper's two runtime tables.
+
+    Args:
+        names: kwlarge, resnet9, wide_resnet10_10.
+        widths: Factors of the channels of kwlarge; the others are timed as they are.
+        methods: Columns; listing needs the folder `benchmarks`, aoc the package orthogonium, and is left out without.
+        rounds: Steps of each method that are measured, taking turns.
+        batch: Images in a batch; by default 256, 128 and 32 for the three networks.
+        threads: Threads to use.
+        wide: Time kwlarge with widths 6 and 8, too.
+        out: Folder of the JSON file and the picture.
+    """
+    widths = [*widths, *([6, 8] if wide else [])]
+    cases = [(name, width) for name in names for width in (widths if name == "kwlarge" else [1])]
+    unknown = [name for name in names if name not in models.NETWORKS]
+    if unknown:
+        raise ValueError(f"names must be among {', '.join(models.NETWORKS)}, got {', '.join(unknown)}")
+    bench = _Bench("networks", methods, rounds, threads, out)
+    for name, width in cases:
+        b = batch or BATCHES[name]
+        built = {method: bench.network(method, name, width) for method in bench.methods}
+        paper = PAPER.get((name, width), {})
+        bench.run({"network": name, "width": width, "batch": b}, built, torch.randn(b, 3, 32, 32), paper)
+    bench.write(plots.bench_networks)
+
+
+def layers(
+    panels: Sequence[str] = tuple(PANELS),
+    methods: Sequence[str] = [m for m in METHODS if m != "plain conv"],
+    rounds: int = 7,
+    batch: int = 128,
+    threads: int | None = None,
+    out: Path = Path("runs/bench"),
+) -> None:
+    """Time one layer of each method against image size, channels, kernel size, and the ratio of channels.
+
+    Args:
+        panels: Of the paper's runtime figure, a to f.
+        methods: Columns, as for networks.
+        rounds: Steps of each method that are measured, taking turns.
+        batch: Images in a batch.
+        threads: Threads to use.
+        out: Folder of the JSON file and the picture.
+    """
+    unknown = [panel for panel in panels if panel not in PANELS]
+    if unknown:
+        raise ValueError(f"panels must be among {', '.join(PANELS)}, got {', '.join(unknown)}")
+    bench = _Bench("layers", methods, rounds, threads, out)
+    for panel in panels:
+        title, cases = PANELS[panel]
+        for case in cases:
+            built = {method: bench.conv(method)(case["c"], case["o"], case["k"]) for method in bench.methods}
+            x = torch.randn(batch, case["c"], case["n"], case["n"], requires_grad=True)
+            bench.run({"panel": panel, "title": title, **case, "batch": batch}, built, x, {})
+    bench.write(plots.bench_layers)
+
+
+class _Bench:
+    """One run: its columns, and the figures so far."""
+
+    def __init__(self, kind: str, methods: Sequence[str], rounds: int, threads: int | None, out: Path) -> None:
+        if "plain" not in methods:
+            raise ValueError(f"methods must include plain, which the others are compared with; got {list(methods)}")
+        unknown = [m for m in methods if m not in METHODS]
+        if unknown:
+            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(unknown)}")
+        if rounds < 1:
+            raise ValueError(f"rounds must be positive, got {rounds}")
+        self.kind, self.rounds, self.out = kind, rounds, out
+        self.listing, self.aoc = _listing(), _aoc()
+        absent = {"listing": self.listing is None, "aoc": self.aoc is None}
+        self.methods = [m for m in methods if not absent.get(m)]
+        self.cases: list[dict[str, Any]] = []
+        threads = pin_threads(threads)
+        print(f"{threads} threads, torch {torch.__version__}, {rounds} rounds; medians, forward + backward; x plain")
+        for m in (m for m in methods if absent.get(m)):
+            print(f"{m} is left out: {'no folder benchmarks here' if m == 'listing' else 'pip install orthogonium'}")
+
+    def conv(self, method: str) -> Factory:
+        """The convolution of a method."""
+        if method == "listing":
+            return self.listing.ListingConv2d  # type: ignore[union-attr, no-any-return]
+        return _aoc_conv(self.aoc) if method == "aoc" else CONVS[method][0]  # type: ignore[arg-type]
+
+    def network(self, method: str, name: str, width: int) -> nn.Module:
+        """A network with the layers of a method."""
+        if method in CONVS:
+            return models.build(name, conv=method, width=width)
+        model = models.build(name, conv="plain", width=width)
+        linear = {"listing": self.listing.ListingLinear} if method == "listing" else {}  # type: ignore[union-attr]
+        conv = CircularConv2d if method == "plain conv" else self.conv(method)
+        return _replace(model, conv, linear.get(method, CayleyLinear))
+
+    def run(self, case: dict[str, Any], built: dict[str, nn.Module], x: Tensor, paper: dict[str, float]) -> None:
+        """Measure one case and print its table."""
+        name = ", ".join(f"{k} {v}" for k, v in case.items() if k not in {"panel", "title"})
+        turns = 2 * (self.rounds + 1) * len(built)
+        with tqdm(total=turns, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
+            figures = compare(built, x, self.rounds, bar.update)
+        self.cases.append({**case, "paper": paper, "figures": {m: vars(f) for m, f in figures.items()}})
+        print(f"\n{name}\n{_table(figures, paper)}", flush=True)
+
+    def write(self, plot: Callable[[Path, list[dict[str, Any]]], Path]) -> None:
+        """Write the JSON file and the picture."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / f"{self.kind}.json"
+        record = {"bench": self.kind, "rounds": self.rounds, "hardware": hardware(), "cases": self.cases}
+        write_atomically(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
+        print(f"\n{path}\n{plot(self.out / f'{self.kind}.png', self.cases)}")
+
+
+def _table(figures: dict[str, Figures], paper: dict[str, float]) -> str:
+    """Ratios to plain and to Cayley, one line per method."""
+    plain, cayley = figures["plain"], figures.get("cayley")
+    lines = [f"{'':14}{'ms':>9}{'spread':>8}{'x plain':>9}{'x Cayley':>10}{'eval x':>8}{'memory x':>10}  paper"]
+    for name, f in figures.items():
+        to_cayley = f.train_median / cayley.train_median if cayley else math.nan
+        said = [
+            f"{paper[name] / paper[base]:.2f} x {base}" for base in ("plain", "cayley") if {name, base} <= set(paper)
+        ]
+        lines.append(
+            f"{name:14}{1e3 * f.train_median:9.1f}{f.spread:8.0%}{f.train_median / plain.train_median:9.2f}"
+            f"{to_cayley:10.2f}{f.evaluate_median / plain.evaluate_median:8.2f}{f.peak / plain.peak:10.2f}"
+            f"  {', '.join(said)}"
+        )
+    return "\n".join(lines)
+
+
+def _replace(model: nn.Module, conv: Factory, linear: Factory) -> nn.Module:
+    """`model` with its plain layers replaced."""
+    for name, child in model.named_children():
+        if isinstance(child, CircularConv2d):
+            i, o, k, s = child.in_channels, child.out_channels, child.kernel_size[0], child.stride[0]
+            setattr(model, name, conv(i, o, k, stride=s))
+        elif isinstance(child, nn.Linear):
+            setattr(model, name, linear(child.in_features, child.out_features))
+        else:
+            _replace(child, conv, linear)
+    return model
+
+
+def _listing() -> ModuleType | None:
+    """The algorithm of the paper's Appendix E, which is no part of the package."""
+    path = Path(__file__).parents[2] / "benchmarks" / "listing.py"
+    spec = importlib.util.spec_from_file_location("listing", path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _aoc() -> Factory | None:
+    try:
+        from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
+    except ImportError:
+        return None
+    layer: Factory = AdaptiveOrthoConv2d
+    return layer
+
+
+def _aoc_conv(layer: Factory) -> Factory:
+    """orthogonium's convolution with the padding that keeps, or halves, the image."""
+
+    def conv(i: int, o: int, k: int, stride: int = 1) -> nn.Module:
+        padding = "same" if stride == 1 else (k - 1) // 2
+        return layer(i, o, k, stride=stride, padding=padding, padding_mode="circular")
+
+    return conv

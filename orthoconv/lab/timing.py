@@ -1,0 +1,129 @@
+"""Time and memory of competing ways to do the same, measured so that ratios mean something."""
+
+__all__ = ["Figures", "compare", "peak_bytes", "pin_threads"]
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.profiler import ProfilerActivity, profile
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of each training and each eval step, in the order measured, and bytes at the peak of a training step."""
+
+    train: list[float]
+    evaluate: list[float]
+    peak: int
+
+    @property
+    def train_median(self) -> float:
+        return statistics.median(self.train)
+
+    @property
+    def evaluate_median(self) -> float:
+        return statistics.median(self.evaluate)
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles of the training steps, relative to the median."""
+        if len(self.train) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.train, n=4, method="inclusive")
+        return (high - low) / self.train_median
+
+
+def compare(models: Mapping[str, nn.Module], x: Tensor, rounds: int, tick: Callable[[], Any]) -> dict[str, Figures]:
+    """Figures of each model on the batch `x`.
+
+    The models take turns within each round, so that what the machine does besides falls on all of them; each has two
+    steps before it is measured. A training step is the forward and the backward pass; an eval step the forward pass in
+    inference mode, with every operator remembered that the method can remember.
+
+    Arguments:
+        tick: Called after each turn of a model.
+    """
+    steps = {name: _train_step(model.train(), x) for name, model in models.items()}
+    peaks = {name: peak_bytes(step) for name, step in steps.items()}
+    train = _take_turns(steps, rounds, tick)
+    for model in models.values():
+        model.eval()
+    with parametrize.cached(), torch.inference_mode():
+        evaluate = _take_turns({name: _eval_step(model, x) for name, model in models.items()}, rounds, tick)
+    return {name: Figures(train[name], evaluate[name], peaks[name]) for name in models}
+
+
+def peak_bytes(step: Step) -> int:
+    """Most bytes that torch had allocated at one time during a step, beyond those before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    total = peak = 0
+    events = profiler.profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak
+
+
+def pin_threads(threads: int | None) -> int:
+    """Use so many threads, each on its own core where the system allows; by default as many as torch would."""
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads must be positive, got {threads}")
+        torch.set_num_threads(threads)
+    count = torch.get_num_threads()
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, allowed[:count])
+    return count
+
+
+def _take_turns(steps: Mapping[str, Step], rounds: int, tick: Callable[[], Any]) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    with _no_garbage_collection():
+        for k in range(rounds + 1):
+            for name, step in steps.items():
+                start = time.perf_counter()
+                step()
+                if k:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - start)
+                tick()
+    return seconds
+
+
+def _train_step(model: nn.Module, x: Tensor) -> Step:
+    def step() -> None:
+        y = model(x)
+        y.backward(torch.ones_like(y))
+        model.zero_grad(set_to_none=True)
+        x.grad = None
+
+    return step
+
+
+def _eval_step(model: nn.Module, x: Tensor) -> Step:
+    def step() -> None:
+        model(x)
+
+    return step
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
