@@ -88,7 +88,7 @@ def networks(
 
 def layers(
     panels: Sequence[str] = tuple(PANELS),
-    methods: Sequence[str] = [m for m in METHODS if m != "plain conv"],
+    methods: Sequence[str] = LAYERS,
     rounds: int = 7,
     batch: int = 128,
     threads: int | None = None,
