@@ -21,7 +21,7 @@ from orthoconv.tracing import is_concrete
 Pair = tuple[int, int]
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-_CACHE = 2**24  # bytes of what is computed at once
+_CACHE = 2**25  # bytes of what is computed at once
 _DENSE = 64  # pixels up to which a product with the matrix of the transform is faster than the FFT
 
 
@@ -190,9 +190,9 @@ def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tens
     return p.invert(Y)
 
 
-def chunks(n: int, each: int) -> Iterator[slice]:
-    """Parts of range(n) that fit into the cache, for `each` bytes."""
-    step = -(-n // max(1, -(-n * each // _CACHE)))
+def chunks(n: int, each: int, least: int = 1) -> Iterator[slice]:
+    """Parts of range(n) that fit into the cache, for `each` bytes; or of the `least` length, where that is more."""
+    step = -(-n // max(1, -(-n // max(least, _CACHE // max(1, each)))))
     return (slice(k, min(k + step, n)) for k in range(0, n, step))
 
 

@@ -11,7 +11,7 @@ import orthoconv
 
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
-    {"linalg", "testing", "files", "tracing"},
+    {"allocator", "linalg", "testing", "files", "tracing"},
     {"planes"},
     {"fourier"},
     {"nn"},

@@ -37,6 +37,7 @@ def path(request, monkeypatch) -> str:
         monkeypatch.setattr(fused, "_LARGE", 0)
     if request.param == "chunks":
         monkeypatch.setattr(planes, "_CACHE", 1)
+        monkeypatch.setattr(fused, "_FEWEST", 1)
         monkeypatch.setattr(lift_module, "_CHUNK", 1)
     return request.param
 
@@ -158,7 +159,10 @@ def test_the_matrix_plane_has_just_the_frequencies_that_differ() -> None:
 
 def test_chunks_cover_everything_once() -> None:
     for n, each in [(1, 1), (7, 2**30), (100, 2**20), (5, 2**24)]:
-        assert [k for some in planes.chunks(n, each) for k in range(some.start, some.stop)] == list(range(n))
+        for least in (1, 3, 16):
+            parts = list(planes.chunks(n, each, least))
+            assert [k for some in parts for k in range(some.start, some.stop)] == list(range(n))
+            assert all(some.stop - some.start >= min(least, n) / 2 for some in parts[:-1])
 
 
 def test_lift_is_a_convolution() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from orthoconv import models
+from orthoconv.allocator import keep_freed_memory
 from orthoconv.files import write_atomically
 from orthoconv.lab import plots
 from orthoconv.lab.runs import hardware
@@ -57,6 +58,7 @@ def networks(
     rounds: int = 5,
     batch: int | None = None,
     threads: int | None = None,
+    keep_memory: bool = False,
     wide: bool = False,
     out: Path = Path("runs/bench"),
 ) -> None:
@@ -69,6 +71,7 @@ def networks(
         rounds: Steps of each method that are measured, taking turns.
         batch: Images in a batch; by default 256, 128 and 32 for the three networks.
         threads: Threads to use.
+        keep_memory: Have the allocator keep freed memory, as `orthoconv train` does.
         wide: Time kwlarge with widths 6 and 8, too.
         out: Folder of the JSON file and the picture.
     """
@@ -77,7 +80,7 @@ def networks(
     unknown = [name for name in names if name not in models.NETWORKS]
     if unknown:
         raise ValueError(f"names must be among {', '.join(models.NETWORKS)}, got {', '.join(unknown)}")
-    bench = _Bench("networks", methods, rounds, threads, out)
+    bench = _Bench("networks", methods, rounds, threads, keep_memory, out)
     for name, width in cases:
         b = batch or BATCHES[name]
         built = {method: bench.network(method, name, width) for method in bench.methods}
@@ -92,6 +95,7 @@ def layers(
     rounds: int = 7,
     batch: int = 128,
     threads: int | None = None,
+    keep_memory: bool = False,
     out: Path = Path("runs/bench"),
 ) -> None:
     """Time one layer of each method against image size, channels, kernel size, and the ratio of channels.
@@ -102,12 +106,13 @@ def layers(
         rounds: Steps of each method that are measured, taking turns.
         batch: Images in a batch.
         threads: Threads to use.
+        keep_memory: Have the allocator keep freed memory, as `orthoconv train` does.
         out: Folder of the JSON file and the picture.
     """
     unknown = [panel for panel in panels if panel not in PANELS]
     if unknown:
         raise ValueError(f"panels must be among {', '.join(PANELS)}, got {', '.join(unknown)}")
-    bench = _Bench("layers", methods, rounds, threads, out)
+    bench = _Bench("layers", methods, rounds, threads, keep_memory, out)
     for panel in panels:
         title, cases = PANELS[panel]
         for case in cases:
@@ -120,7 +125,9 @@ def layers(
 class _Bench:
     """One run: its columns, and the figures so far."""
 
-    def __init__(self, kind: str, methods: Sequence[str], rounds: int, threads: int | None, out: Path) -> None:
+    def __init__(
+        self, kind: str, methods: Sequence[str], rounds: int, threads: int | None, keep_memory: bool, out: Path
+    ) -> None:
         if "plain" not in methods:
             raise ValueError(f"methods must include plain, which the others are compared with; got {list(methods)}")
         unknown = [m for m in methods if m not in METHODS]
@@ -134,7 +141,11 @@ class _Bench:
         self.methods = [m for m in methods if not absent.get(m)]
         self.cases: list[dict[str, Any]] = []
         threads = pin_threads(threads)
-        print(f"{threads} threads, torch {torch.__version__}, {rounds} rounds; medians, forward + backward; x plain")
+        self.keeps = keep_memory and keep_freed_memory()
+        print(
+            f"{threads} threads, torch {torch.__version__}, {rounds} rounds, freed memory is "
+            f"{'kept' if self.keeps else 'given back'}; medians of forward + backward, and ratios"
+        )
         for m in (m for m in methods if absent.get(m)):
             print(f"{m} is left out: {'no folder benchmarks here' if m == 'listing' else 'pip install orthogonium'}")
 
@@ -166,7 +177,13 @@ class _Bench:
         """Write the JSON file and the picture."""
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / f"{self.kind}.json"
-        record = {"bench": self.kind, "rounds": self.rounds, "hardware": hardware(), "cases": self.cases}
+        record = {
+            "bench": self.kind,
+            "rounds": self.rounds,
+            "keep_memory": self.keeps,
+            "hardware": hardware(),
+            "cases": self.cases,
+        }
         write_atomically(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
         print(f"\n{path}\n{plot(self.out / f'{self.kind}.png', self.cases)}")
 

@@ -27,6 +27,7 @@ from orthoconv.fourier import offsets
 from orthoconv.nn.memory import Pair
 from orthoconv.planes import COMPLEX, Plane, chunks, plane
 
+_FEWEST = 16  # frequencies that are taken at once, however large their matrices: sums over fewer are slow
 _LARGE = 128  # order of matrices from which solving for few right-hand sides is faster than inverting
 
 
@@ -184,7 +185,7 @@ def _chunks(x: Tensor, taps: Taps) -> Iterator[slice]:
     """Frequencies that are taken at once."""
     matrix, rest = taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
     numbers = 4 * matrix + rest + 4 * len(x) * (matrix + rest) // taps.m.shape[-1]
-    return chunks(len(taps.plane), 2 * x.element_size() * numbers)
+    return chunks(len(taps.plane), 2 * x.element_size() * numbers, _FEWEST)
 
 
 def _sum(phases: Tensor, taps: Tensor) -> Tensor:
