@@ -24,7 +24,9 @@ CASES = [
     Case(1, 3, 4, (18, 10), {"stride": 2}),
     Case(2, 2, 9, (10, 9)),
     Case(2, 19, 3, (9, 8)),
-    Case(1, 7, (2, 3), (9, 8), {"dilation": (3, 1)}),
+    Case(1, 7, (2, 3), (9, 8), {"dilation": (2, 1)}),
+    Case(1, 9, (4, 3), (9, 8), {"dilation": (1, 2)}),
+    Case(1, 9, (4, 3), (9, 8)),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
@@ -38,7 +40,6 @@ def path(request, monkeypatch) -> str:
     if request.param == "chunks":
         monkeypatch.setattr(planes, "_CACHE", 1)
         monkeypatch.setattr(fused, "_FEWEST", 1)
-        monkeypatch.setattr(lift_module, "_CHUNK", 1)
     return request.param
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from orthoconv.linalg import cayley
 from orthoconv.nn.base import Padding, ints
 from orthoconv.nn.fused import cayley_conv2d, cayley_head, cayley_matrices
-from orthoconv.nn.lift import lift
+from orthoconv.nn.lift import can_lift, lift
 from orthoconv.nn.memory import Pair
 from orthoconv.nn.spectral import SpectralConv2d
 from orthoconv.nn.weight_norm import Signs
@@ -68,10 +68,11 @@ class _Cayley(SpectralConv2d):
 
     def _lifts(self, size: Pair) -> bool:
         """Whether `_lift` is faster, and as accurate: its rounding error grows with the kernel."""
-        o, i, *k = self.kernel_shape
-        fits = all(d * (t - 1) < n for t, d, n in zip(k, self.dilation, size, strict=True))
-        small = o > i and i * math.prod(k) <= _LIFTED * o and self.groups == 1 and math.prod(size) > 64
-        return small and fits and self.g.device.type == "cpu" and abs(self.g.item()) <= _MODERATE
+        o, i, kh, kw = self.kernel_shape
+        few = self.groups == 1 and i < o and i * kh * kw <= _LIFTED * o and math.prod(size) > 64
+        if not few or not can_lift((kh, kw), self.dilation, size) or self.g.device.type != "cpu":
+            return False
+        return abs(self.g.item()) <= _MODERATE
 
     def _signed(self, x: Tensor) -> Tensor:
         return x if self.signs is None else x * self.signs[:, None, None]

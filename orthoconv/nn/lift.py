@@ -1,99 +1,81 @@
 """The rest of a Cayley convolution with few inputs, in space: [y; -V * (x + y)] from y = (R - I) x.
 
-Of the n + r outputs only n pass through the Fourier plane. V is an ordinary kernel with few inputs, so its convolution
-is one product of a small matrix with patches of x + y; y and a one among them bring in the first outputs and the bias,
-with no further pass over the images.
+Of the n + r outputs only n pass through the Fourier plane; V is an ordinary kernel. It is [I; -V] that is convolved
+with x + y, and x is subtracted from the first outputs, so that there is no further pass over the images.
 """
 
-__all__ = ["lift"]
+__all__ = ["can_lift", "lift"]
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from orthoconv.nn.kernel import padding, wrap
 from orthoconv.nn.memory import Pair
+from orthoconv.planes import chunks
 
-_CHUNK = 2**22  # bytes of the patches that are taken at once
+
+def can_lift(k: Pair, dilation: Pair, size: Pair) -> bool:
+    """Whether a kernel has a tap at the pixel itself, and reads no pixel of the image twice."""
+    before, after = padding(k, dilation)
+    axes = zip(before, after, dilation, size, strict=True)
+    return all(b % d == 0 and b + a < n for b, a, d, n in axes)
 
 
 def lift(y: Tensor, x: Tensor, V: Tensor, bias: Tensor | None, dilation: Pair = (1, 1)) -> Tensor:
-    """[y; -V * (x + y)] plus the bias, for y and x (b, n, h, w) and a kernel V (r, n, kh, kw) no larger than they are.
+    """[y; -V * (x + y)] plus the bias, for y and x (b, n, h, w) and a kernel V (r, n, kh, kw) that `can_lift`.
 
     >>> y, x, V = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(6, 3, 3, 3)
     >>> lift(y, x, V, None).shape
     torch.Size([2, 9, 5, 4])
     """
-    r, n = V.shape[:2]
-    constant = V.new_zeros(n + r) if bias is None else bias
-    eye = torch.eye(n, dtype=V.dtype, device=V.device)
-    taps = V.permute(0, 2, 3, 1).flatten(1)
-    first = torch.cat((eye.new_zeros(n, taps.shape[1]), eye, constant[:n, None]), dim=1)
-    second = torch.cat((-taps, eye.new_zeros(r, n), constant[n:, None]), dim=1)
-    images: Tensor = _Lift.apply(y, x, torch.cat((first, second)), (V.shape[2], V.shape[3]), dilation)
+    n, k = V.shape[1], (V.shape[2], V.shape[3])
+    before, _ = padding(k, dilation)
+    eye = V.new_zeros(n, n, *k)
+    eye[range(n), range(n), before[0] // dilation[0], before[1] // dilation[1]] = 1
+    images: Tensor = _Lift.apply(y, x, torch.cat((eye, -V)), bias, dilation)
     return images
 
 
 class _Lift(torch.autograd.Function):
-    """Product of the matrix K (o, t n + n + 1) with the t patches of x + y, y, and 1 at each pixel.
-
-    Images are taken a few at a time, and their patches computed again for the gradient: they stay in the cache.
-    """
+    """Convolution of x + y with K (o, n, kh, kw), and x subtracted from the first n outputs."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, K: Tensor, k: Pair, dilation: Pair) -> Tensor:
-        out = y.new_empty(len(y), len(K), *y.shape[2:])
-        for some in _chunks(y, K):
-            torch.bmm(_each(K, y[some]), _patches(y[some], x[some], k, dilation), out=out[some].flatten(2))
-        ctx.save_for_backward(y, x, K)
-        ctx.k, ctx.dilation = k, dilation
+    def forward(ctx: Any, y: Tensor, x: Tensor, K: Tensor, bias: Tensor | None, dilation: Pair) -> Tensor:
+        z = wrap(x + y, *padding((K.shape[2], K.shape[3]), dilation))
+        ctx.save_for_backward(y, x, K, bias, z)
+        ctx.dilation = dilation
+        out = F.conv2d(z, K, bias, dilation=dilation)
+        out[:, : K.shape[1]].sub_(x)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, x, K = ctx.saved_tensors
+        y, x, K, bias, z = ctx.saved_tensors
+        n, k = K.shape[1], (K.shape[2], K.shape[3])
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            out = torch.bmm(_each(K, y), _patches(y, x, ctx.k, ctx.dilation)).unflatten(2, y.shape[2:])
-            needed = [t for t, wanted in zip((y, x, K), ctx.needs_input_grad, strict=False) if wanted]
+            out = F.conv2d(wrap(x + y, *padding(k, ctx.dilation)), K, bias, dilation=ctx.dilation)
+            out = torch.cat((out[:, :n] - x, out[:, n:]), dim=1)
+            needed = [t for t, wanted in zip((y, x, K, bias), ctx.needs_input_grad, strict=False) if wanted]
             found = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
-            return *(next(found) if wanted else None for wanted in ctx.needs_input_grad[:3]), None, None
-        n, t = y.shape[1], ctx.k[0] * ctx.k[1]
-        gz, gK = torch.empty_like(y), torch.zeros_like(K)
-        for some in _chunks(y, K):
+            return *(next(found) if wanted else None for wanted in ctx.needs_input_grad[:4]), None
+        wanted = [False, ctx.needs_input_grad[2], ctx.needs_input_grad[3]]
+        _, gK, gbias = torch.ops.aten.convolution_backward(
+            grad, z, K, [len(K)], [1, 1], [0, 0], ctx.dilation, False, [0, 0], 1, wanted
+        )
+        gz, matrix = torch.empty_like(y), K.permute(2, 3, 1, 0).flatten(0, 2)  # (kh kw n, o)
+        for some in chunks(len(y), 2 * matrix.shape[0] * y[0, 0].numel() * y.element_size()):
             G = grad[some].flatten(2)
-            gK += (G @ _patches(y[some], x[some], ctx.k, ctx.dilation).mT).sum(0)
-            gP = torch.bmm(_each(K[:, : t * n].mT, G), G).unflatten(2, y.shape[2:])
-            gz[some] = _gather(gP, n, ctx.k, ctx.dilation)
-        return gz + grad[:, :n], gz, gK, None, None
-
-
-def _chunks(y: Tensor, K: Tensor) -> Iterator[slice]:
-    """Images whose patches fit into the cache together."""
-    step = max(1, _CHUNK // (y[0, 0].numel() * K.shape[1] * y.element_size()))
-    return (slice(k, k + step) for k in range(0, len(y), step))
-
-
-def _each(K: Tensor, images: Tensor) -> Tensor:
-    """K for each image; a product of `K` with all of them would transpose them first."""
-    return K.expand(len(images), -1, -1)
-
-
-def _patches(y: Tensor, x: Tensor, k: Pair, dilation: Pair) -> Tensor:
-    """(b, t n + n + 1, h w)."""
-    b, n, h, w = x.shape
-    z = wrap(x + y, *padding(k, dilation)).unfold(2, h, dilation[0]).unfold(3, w, dilation[1])  # (b, n, kh, kw, h, w)
-    P = x.new_empty(b, (k[0] * k[1] + 1) * n + 1, h, w)
-    P[:, : -n - 1].unflatten(1, (*k, n)).copy_(z.permute(0, 2, 3, 1, 4, 5))
-    P[:, -n - 1 : -1].copy_(y)
-    P[:, -1].fill_(1)
-    return P.flatten(2)
+            P = torch.bmm(matrix.expand(len(G), -1, -1), G)  # faster than torch's, for few channels
+            gz[some] = _gather(P.unflatten(2, y.shape[2:]), n, k, ctx.dilation)
+        return gz, gz - grad[:, :n] if ctx.needs_input_grad[1] else None, gK, gbias, None
 
 
 def _gather(P: Tensor, n: int, k: Pair, dilation: Pair) -> Tensor:
-    """The adjoint of taking patches: (b, t n, h, w) to (b, n, h, w)."""
+    """The adjoint of taking patches: (b, kh kw n, h, w) to (b, n, h, w)."""
     h, w = P.shape[2:]
     (top, left), (bottom, right) = padding(k, dilation)
     z = P.new_zeros(len(P), n, top + h + bottom, left + w + right)
