@@ -22,6 +22,7 @@ Pair = tuple[int, int]
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _CACHE = 2**25  # bytes of what is computed at once
+_LINES = 2048  # of a cache, while coefficients are moved
 _DENSE = 64  # pixels up to which a product with the matrix of the transform is faster than the FFT
 
 
@@ -159,10 +160,19 @@ class FastPlane(Plane):
 
     def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
         Y: Tensor = X[..., some].unflatten(1, (groups, -1)).permute(3, 1, 0, 2)  # (f, g, b, c)
-        return Y.contiguous().flatten(0, 1)
+        if not _is_plain(X):
+            return Y.contiguous().flatten(0, 1)
+        Z = torch.empty_like(Y, memory_format=torch.contiguous_format)
+        step = max(1, _LINES // X.shape[1])  # images whose rows stay in the cache until they have been read
+        for k in range(0, len(X), step):
+            Z[:, :, k : k + step] = Y[:, :, k : k + step]
+        return Z.flatten(0, 1)
 
     def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
-        X.unflatten(1, (groups, -1))[..., some].copy_(Y.unflatten(0, (-1, groups)).permute(2, 1, 3, 0))
+        room, parts = X.unflatten(1, (groups, -1))[..., some], Y.unflatten(0, (-1, groups)).permute(2, 1, 3, 0)
+        step = 64 // X.element_size()  # a line of the cache is written at once
+        for k in range(0, room.shape[-1], step):
+            room[..., k : k + step].copy_(parts[..., k : k + step])
 
     def join(self, Y: Tensor, groups: int) -> Tensor:
         X: Tensor = Y.unflatten(0, (-1, groups)).permute(2, 1, 3, 0)  # (b, g, c, f)
@@ -193,6 +203,7 @@ def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tens
 def chunks(n: int, each: int, least: int = 1) -> Iterator[slice]:
     """Parts of range(n) that fit into the cache, for `each` bytes; or of the `least` length, where that is more."""
     step = -(-n // max(1, -(-n // max(least, _CACHE // max(1, each)))))
+    step = step if step < 8 else -(-step // 8) * 8  # a line of the cache has eight complex numbers
     return (slice(k, min(k + step, n)) for k in range(0, n, step))
 
 
