@@ -18,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 Step = Callable[[], None]
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop otherwise
+
 
 @dataclass(frozen=True)
 class Figures:
