@@ -116,11 +116,10 @@ class _CayleyLinear(torch.autograd.Function):
         torch.sub(vz.mT, vz, out=gW[:, :m]).mul_(0.5)
         if 2 * len(x) < m:  # the gradient of M has low rank
             right = torch.cat((torch.addmm(x[:, m:], z, rest.mul(0.5 * s)), gx[:, m:].mul(-0.5)))
-            torch.mm(torch.cat((v, z)).mT, right, out=gW[:, m:])
+            torch.mm(-torch.cat((v, z)).mT, right, out=gW[:, m:])
         elif rest.numel():
             torch.mm(v.mT, x[:, m:], out=gW[:, m:])
-            gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest)
-        gW[:, m:].neg_()
+            gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest, beta=-1, alpha=-1)
         return gx, *weight_norm_gradients(gW, V, g)
 
 

@@ -86,7 +86,7 @@ def networks(
         built = {method: bench.network(method, name, width) for method in bench.methods}
         paper = PAPER.get((name, width), {})
         bench.run({"network": name, "width": width, "batch": b}, built, torch.randn(b, 3, 32, 32), paper)
-    bench.write(plots.bench_networks)
+    bench.draw(plots.bench_networks)
 
 
 def layers(
@@ -119,7 +119,7 @@ def layers(
             built = {method: bench.conv(method)(case["c"], case["o"], case["k"]) for method in bench.methods}
             x = torch.randn(batch, case["c"], case["n"], case["n"], requires_grad=True)
             bench.run({"panel": panel, "title": title, **case, "batch": batch}, built, x, {})
-    bench.write(plots.bench_layers)
+    bench.draw(plots.bench_layers)
 
 
 class _Bench:
@@ -135,7 +135,7 @@ class _Bench:
             raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(unknown)}")
         if rounds < 1:
             raise ValueError(f"rounds must be positive, got {rounds}")
-        self.kind, self.rounds, self.out = kind, rounds, out
+        self.kind, self.rounds, self.path = kind, rounds, out / f"{kind}.json"
         self.listing, self.aoc = _listing(), _aoc()
         absent = {"listing": self.listing is None, "aoc": self.aoc is None}
         self.methods = [m for m in methods if not absent.get(m)]
@@ -171,21 +171,18 @@ class _Bench:
         with tqdm(total=turns, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
             figures = compare(built, x, self.rounds, bar.update)
         self.cases.append({**case, "paper": paper, "figures": {m: vars(f) for m, f in figures.items()}})
+        self._write()
         print(f"\n{name}\n{_table(figures, paper)}", flush=True)
 
-    def write(self, plot: Callable[[Path, list[dict[str, Any]]], Path]) -> None:
-        """Write the JSON file and the picture."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        path = self.out / f"{self.kind}.json"
-        record = {
-            "bench": self.kind,
-            "rounds": self.rounds,
-            "keep_memory": self.keeps,
-            "hardware": hardware(),
-            "cases": self.cases,
-        }
-        write_atomically(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
-        print(f"\n{path}\n{plot(self.out / f'{self.kind}.png', self.cases)}")
+    def draw(self, plot: Callable[[Path, list[dict[str, Any]]], Path]) -> None:
+        """Draw the picture, and say where everything is."""
+        print(f"\n{self.path}\n{plot(self.path.with_suffix('.png'), self.cases)}")
+
+    def _write(self) -> None:
+        """Write the figures so far, which are not lost if the rest is stopped."""
+        settings = {"bench": self.kind, "rounds": self.rounds, "keep_memory": self.keeps}
+        text = json.dumps({**settings, "hardware": hardware(), "cases": self.cases}, indent=1)
+        write_atomically(self.path, lambda file: file.write(text.encode()))
 
 
 def _table(figures: dict[str, Figures], paper: dict[str, float]) -> str:

@@ -119,7 +119,7 @@ def bench_layers(path: Path, cases: list[dict[str, Any]]) -> Path:
             values = [1e3 * statistics.median(case["figures"][name]["train"]) for case in some]
             strong = name in COLOURS
             axis.plot(
-                [case[varies] for case in some], values, "-o", ms=3.5, lw=2 if strong else 1, label=name,
+                [case[varies] for case in some], values, marker="o", ms=3.5, lw=2 if strong else 1, label=name,
                 color=COLOURS.get(name), ls="-" if strong else "--",
             )  # fmt: skip
         axis.set_xscale("log", base=2)

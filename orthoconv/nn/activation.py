@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.nn.base import positive_int
-from orthoconv.tracing import is_concrete
+from orthoconv.tracing import is_concrete, is_eager
 
 
 class GroupSort(nn.Module):
@@ -54,6 +54,8 @@ class MaxMin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dim = _axis(x, self.dim, "MaxMin")
         _split(x, dim, 2, "MaxMin")
+        if not torch.is_grad_enabled() and is_eager(x):
+            return _MaxMin.forward(x, dim)  # nothing is to be saved for a gradient
         y: Tensor = _MaxMin.apply(x, dim)
         return y
 

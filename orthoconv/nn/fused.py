@@ -7,9 +7,9 @@ With W = [U; V] at each frequency, or [U, V] if it has more columns than rows, l
 Three savings over the formulas as they stand:
 
 - M is a sum over few taps: of U, of its adjoint, and of the correlation of V with itself, which is found in space.
-- The gradient of Q is never formed. For y = Q x and gradients g of y and Q* g of x, the first n entries of x + y are
-  z = R x, say, and those of g + Q* g are v = R* (...); the gradient of M is -v z*. That is one product of pixels with
-  pixels, where the derivative of an inverse has two of matrices with matrices.
+- The gradient of Q is never formed. For y = Q x and gradients g of y and Q* g of x, let z be x with the first n entries
+  of y added to its own, and v be g with those of Q* g. The gradients of M and V are minus the blocks of v z*. That is
+  one product of pixels with pixels, where the derivative of an inverse has two of matrices with matrices.
 - Frequencies are taken a few at a time: what is computed for them stays in the cache, and its memory is bounded.
 """
 
@@ -121,7 +121,9 @@ def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[T
         factors = _factor(*taps.matrices(some), rows=len(x), wide=taps.wide)
         S = _product(T, factors, wide=taps.wide, adjoint=adjoint)
         p.put(Y, some, g, S)
-        kept.append((T[..., :n] + S[..., :n], T[..., n:], *factors))
+        if not torch.is_grad_enabled():
+            T[..., :n] += S[..., :n]
+            kept.append((T, *factors))
     if bias is not None:
         p.mean(Y).add_(bias * (p.size[0] * p.size[1]))
     return p.invert(Y), kept
@@ -135,16 +137,17 @@ def _gradients(
     G, GX = p.transform(grad), p.empty(x, x.shape[1]) if needed[0] else None
     gm = torch.zeros_like(taps.m, dtype=COMPLEX[x.dtype])
     gv = None if taps.v is None else torch.zeros_like(taps.v, dtype=gm.dtype)
-    for some, (Z, rest, *factors) in zip(_chunks(x, taps), kept, strict=True):
+    for some, (kept_here, *factors) in zip(_chunks(x, taps), kept, strict=True):
         T = p.take(G, some, g)
         S = _product(T, tuple(factors), wide=taps.wide, adjoint=not adjoint)
         if GX is not None:
             p.put(GX, some, g, S)
-        V, rest = T[..., :n] + S[..., :n], rest if rest.shape[-1] else T[..., n:]
-        Z, V = (V, Z) if adjoint else (Z, V)
-        _accumulate(gm, taps.phases[0].adjoint[:, some], V.mH @ Z, -1)
+        T[..., :n] += S[..., :n]
+        z, v = (T, kept_here) if adjoint else (kept_here, T)  # each with the rest of x or of g beside it, if it has one
+        H = v.mH @ z  # (f g, o, i)
+        _accumulate(gm, taps.phases[0].adjoint[:, some], H[:, :n, :n], -1)
         if gv is not None:
-            _accumulate(gv, taps.phases[1].adjoint[:, some], V.mH @ rest if taps.wide else rest.mH @ Z, 1)
+            _accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
     return (
         None if GX is None else p.invert(GX),
         gm.real,
@@ -195,7 +198,7 @@ def _sum(phases: Tensor, taps: Tensor) -> Tensor:
 
 def _accumulate(total: Tensor, phases: Tensor, D: Tensor, sign: int) -> None:
     """Add the adjoint of `_sum` for D (f g, m, n), in place."""
-    total.view(len(total), -1).addmm_(phases, D.view(phases.shape[1], -1), alpha=sign)
+    total.view(len(total), -1).addmm_(phases, D.reshape(phases.shape[1], -1), alpha=sign)
 
 
 def _taps(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:

@@ -1,0 +1,67 @@
+"""The tables of docs/performance.md from the files in results/bench: `python benchmarks/tables.py`."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results" / "bench"
+NETWORKS = ["kwlarge", "kwlarge_width_3", "resnet9", "wide_resnet10_10"]
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    """The cases of one file."""
+    found: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["cases"]
+    return found
+
+
+def network_table(case: dict[str, Any]) -> str:
+    """One line per method."""
+    figures, paper = case["figures"], case["paper"]
+    train = {name: statistics.median(f["train"]) for name, f in figures.items()}
+    evaluate = {name: statistics.median(f["evaluate"]) for name, f in figures.items()}
+    rounds = len(figures["plain"]["train"])
+    lines = [
+        f"**{case['network']}, width {case['width']}, batch {case['batch']}** ({rounds} rounds)\n",
+        "| method | x plain | spread | x Cayley | eval x plain | memory x plain | paper x plain | paper x Cayley |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, f in figures.items():
+        low, _, high = statistics.quantiles(f["train"], n=4, method="inclusive")
+        said = [
+            f"{paper[name] / paper[base]:.2f}" if {name, base} <= set(paper) else "" for base in ("plain", "cayley")
+        ]
+        lines.append(
+            f"| {name} | {train[name] / train['plain']:.2f} | {(high - low) / train[name]:.0%} "
+            f"| {train[name] / train['cayley']:.2f} | {evaluate[name] / evaluate['plain']:.2f} "
+            f"| {f['peak'] / figures['plain']['peak']:.2f} | {said[0]} | {said[1]} |"
+        )
+    return "\n".join(lines)
+
+
+def layer_table() -> str:
+    """One line per layer: Cayley against plain, and the others against Cayley."""
+    others = ["listing", "bcop", "rko", "aoc"]
+    lines = [
+        f"| panel | layer | Cayley x plain | memory x plain | {' | '.join(f'{m} x Cayley' for m in others)} |",
+        f"|---|---|---|---|{'---|' * len(others)}",
+    ]
+    for case in cases("layers"):
+        train = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
+        memory = case["figures"]["cayley"]["peak"] / case["figures"]["plain"]["peak"]
+        layer = f"{case['c']} -> {case['o']}, {case['k']} x {case['k']} taps, {case['n']} x {case['n']}"
+        ratios = " | ".join(f"{train[m] / train['cayley']:.2f}" if m in train else "" for m in others)
+        lines.append(
+            f"| {case['panel']} | {layer} | {train['cayley'] / train['plain']:.2f} | {memory:.2f} | {ratios} |"
+        )
+    return "\n".join(lines)
+
+
+def tables() -> list[str]:
+    """All of them."""
+    networks = [network_table(case) for name in NETWORKS for case in cases(name)]
+    return [*networks, layer_table(), *(network_table(case) for case in cases("kwlarge_kept"))]
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))

@@ -1,0 +1,183 @@
+"""`orthoconv bench` measures what it says; what it compares with is what it is called. No test asserts a time."""
+
+import importlib.util
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orthoconv.lab import bench
+from orthoconv.lab.cli import main
+from orthoconv.lab.timing import Figures, compare, peak_bytes
+from orthoconv.nn import CayleyConv2d, CayleyLinear
+
+
+class Recorder(nn.Module):
+    """Writes its name into a list at each pass."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        super().__init__()
+        self.name, self.log = name, log
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(f"{self.name} {'train' if self.training else 'eval'}")
+        return x * self.weight
+
+
+def test_methods_take_turns_after_a_warm_up() -> None:
+    log: list[str] = []
+    ticks: list[int] = []
+    figures = compare({m: Recorder(m, log) for m in "ab"}, torch.ones(3), rounds=4, tick=lambda: ticks.append(1))
+    assert log == [  # once for the peak; a warm-up and four rounds; the same in eval mode
+        *["a train", "b train"] * (1 + 5),
+        *["a eval", "b eval"] * 5,
+    ]
+    assert len(ticks) == 2 * 2 * 5
+    for f in figures.values():
+        assert len(f.train) == len(f.evaluate) == 4
+        assert min(f.train + f.evaluate) > 0
+
+
+def test_figures() -> None:
+    figures = Figures(train=[3.0, 1.0, 2.0, 4.0, 5.0], evaluate=[1.0, 9.0, 2.0], peak=7)
+    assert figures.train_median == 3
+    assert figures.evaluate_median == 2
+    assert figures.spread == pytest.approx(2 / 3)
+    assert Figures([1.0], [1.0], 0).spread == 0
+
+
+def test_peak_is_what_lives_at_once() -> None:
+    def step() -> None:
+        a = torch.zeros(1000, 1000)
+        b = torch.zeros(1000, 1000)
+        del a
+        c = torch.zeros(500, 1000)
+        del b, c
+
+    assert 8_000_000 <= peak_bytes(step) < 8_100_000
+
+
+@pytest.mark.parametrize(("i", "o", "k", "n"), [(3, 3, 3, 8), (2, 5, 3, 6), (5, 2, 3, 6), (3, 4, 1, 4), (4, 4, 2, 10)])
+def test_the_listing_is_the_paper_s_layer(i: int, o: int, k: int, n: int) -> None:
+    listing = bench._listing().ListingConv2d(i, o, k)
+    layer = CayleyConv2d(i, o, k)
+    layer.load_state_dict({**listing.state_dict(), "g": listing.weight.norm()})
+    x = torch.randn(2, i, n, n)
+    torch.testing.assert_close(listing(x), layer(x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_strided_listing_and_its_linear_layer() -> None:
+    module = bench._listing()
+    for listing, layer, x in [
+        (module.ListingConv2d(2, 5, 3, 2), CayleyConv2d(2, 5, 3, 2), torch.randn(2, 2, 8, 8)),
+        (module.ListingLinear(7, 3), CayleyLinear(7, 3), torch.randn(2, 7)),
+    ]:
+        layer.load_state_dict({**listing.state_dict(), "g": listing.weight.norm()})
+        torch.testing.assert_close(listing(x), layer(x), atol=1e-5, rtol=1e-4)
+
+
+def test_networks(tmp_path, capsys) -> None:
+    methods = "[plain,plain conv,cayley,listing,crko,aoc]"
+    main(["bench", "networks", "--names", "[kwlarge]", "--widths", "[1]", "--batch", "2", "--rounds", "1",
+          "--methods", methods, "--out", str(tmp_path)])  # fmt: skip
+    out = capsys.readouterr().out
+    assert "threads" in out
+    assert "kwlarge, width 1, batch 2" in out
+    record = json.loads((tmp_path / "networks.json").read_text())
+    (case,) = record["cases"]
+    assert record["hardware"]["torch"] == torch.__version__
+    assert {"plain", "plain conv", "cayley", "listing", "crko"} <= set(case["figures"])
+    assert all(f["peak"] > 0 and len(f["train"]) == len(f["evaluate"]) == 1 for f in case["figures"].values())
+    assert (tmp_path / "networks.png").stat().st_size > 10_000
+
+
+def test_layers(tmp_path, capsys) -> None:
+    main(["bench", "layers", "--panels", "[b, e]", "--batch", "1", "--rounds", "1",
+          "--methods", "[plain,cayley,rko]", "--out", str(tmp_path)])  # fmt: skip
+    assert "c 32, o 32, k 9, n 16, batch 1" in capsys.readouterr().out
+    record = json.loads((tmp_path / "layers.json").read_text())
+    assert [case["panel"] for case in record["cases"]] == ["b"] * 4 + ["e"] * 6
+    assert (tmp_path / "layers.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["kwlarge", "resnet9", "wide_resnet10_10"])
+def test_networks_of_other_libraries_have_no_plain_layer_left(name: str, tmp_path) -> None:
+    run = bench._Bench("networks", ["plain", "listing", "plain conv"], 1, None, False, tmp_path)
+    kinds = [type(m).__name__ for m in run.network("listing", name, 1).modules()]
+    assert kinds.count("CircularConv2d") == kinds.count("Linear") == 0
+    assert kinds.count("ListingConv2d") >= 4
+    kinds = [type(m).__name__ for m in run.network("plain conv", name, 1).modules()]
+    assert kinds.count("CircularConv2d") >= 4
+    assert kinds.count("Linear") == 0
+
+
+def test_without_the_other_libraries_their_columns_are_left_out(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(bench, "_listing", lambda: None)
+    monkeypatch.setattr(bench, "_aoc", lambda: None)
+    run = bench._Bench("layers", bench.LAYERS, 1, None, False, tmp_path)
+    assert "listing" not in run.methods
+    assert "aoc" not in run.methods
+    out = capsys.readouterr().out
+    assert "listing is left out" in out
+    assert "pip install orthogonium" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["networks", "--names", "[vgg]"], "vgg"),
+        (["networks", "--methods", "[cayley]"], "plain"),
+        (["networks", "--methods", "[plain, soc]"], "soc"),
+        (["networks", "--rounds", "0"], "rounds"),
+        (["layers", "--panels", "[z]"], "z"),
+        (["layers", "--threads", "0"], "threads"),
+    ],
+)
+def test_bad_arguments(args: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        main(["bench", *args])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_kept_memory_is_not_cleared_again() -> None:
+    """Pages that the system hands out, counted with and without."""
+    code = """
+import resource, sys, torch
+from orthoconv.allocator import keep_freed_memory
+if sys.argv[1] == "keep": assert keep_freed_memory()
+for k in range(12):
+    if k == 2: before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    faults = {
+        mode: int(subprocess.run([sys.executable, "-c", code, mode], capture_output=True, text=True, check=True).stdout)
+        for mode in ("keep", "give back")
+    }
+    assert faults["keep"] < 0.2 * faults["give back"]
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_results() -> None:
+    root = Path(__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("tables", root / "benchmarks" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = (root / "docs" / "performance.md").read_text()
+    tables = module.tables()
+    assert len(tables) >= 6
+    for table in tables:
+        assert table in text
+
+
+def test_every_layer_in_the_results_is_faster_than_the_listing() -> None:
+    record = json.loads((Path(__file__).parents[1] / "results" / "bench" / "layers.json").read_text())
+    for case in record["cases"]:
+        medians = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
+        assert medians["cayley"] < medians["listing"], case
