@@ -97,7 +97,7 @@ def bench_networks(path: Path, cases: list[dict[str, Any]]) -> Path:
         if "plain" in paper:
             known = [(k, paper[n] / paper["plain"]) for k, n in enumerate(names) if n in paper]
             axis.plot(*zip(*known, strict=True), "k_", ms=28, label="the paper, on a GPU")
-            axis.legend(fontsize=8)
+            axis.legend(fontsize=8, markerscale=0.5)
         axis.axhline(1, color="0.3", lw=0.8, ls=":")
         axis.set_xticks(range(len(names)), names, fontsize=8)
         axis.set(title=f"{case['network']}, width {case['width']}, batch {case['batch']}", ylabel="x plain")
