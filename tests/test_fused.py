@@ -91,7 +91,7 @@ def test_gradients_are_those_of_the_formed_matrices(kind: str, case: Case, path:
 
 
 @every_case
-def test_second_derivatives(case: Case, path: str) -> None:
+def test_second_derivatives(case: Case) -> None:
     layer = LAYERS["CayleyConv2d"].layer(case)
     names, values = zip(*layer.named_parameters(), strict=True)
     x = torch.randn(2, *LAYERS["CayleyConv2d"].input_shape(case), dtype=torch.float64, requires_grad=True)

@@ -74,7 +74,11 @@ def test_autocast_between_other_layers() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize(
-    ("make", "training"), [(network, True), (network, False), pytest.param(alternatives, True, marks=pytest.mark.slow)]
+    ("make", "training"),
+    [
+        (network, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(network, False), (alternatives, True)]),
+    ],
 )
 def test_compiled_numbers_are_the_same(make, training: bool) -> None:
     torch._dynamo.reset()
