@@ -32,7 +32,7 @@ class _Cayley(SpectralConv2d):
     orthogonalize = staticmethod(cayley)
 
     def transform(self, kernel: Tensor, size: Pair) -> Tensor:
-        if not self._has_few_taps:
+        if not self._has_few_taps or torch.compiler.is_compiling():
             return super().transform(kernel, size)
         o, i = kernel.shape[0] // self.groups, kernel.shape[1]
         double = kernel.double() if o != i and kernel.device.type != "mps" else kernel  # as in `cayley`
