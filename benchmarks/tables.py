@@ -1,9 +1,10 @@
 """The tables of docs/performance.md from the files in results/bench: `python benchmarks/tables.py`."""
 
 import json
-import statistics
 from pathlib import Path
 from typing import Any
+
+from orthoconv.lab.timing import Figures
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench"
 NETWORKS = ["kwlarge", "kwlarge_width_3", "resnet9", "wide_resnet10_10"]
@@ -17,24 +18,21 @@ def cases(name: str) -> list[dict[str, Any]]:
 
 def network_table(case: dict[str, Any]) -> str:
     """One line per method."""
-    figures, paper = case["figures"], case["paper"]
-    train = {name: statistics.median(f["train"]) for name, f in figures.items()}
-    evaluate = {name: statistics.median(f["evaluate"]) for name, f in figures.items()}
-    rounds = len(figures["plain"]["train"])
+    figures, paper = {name: Figures(**f) for name, f in case["figures"].items()}, case["paper"]
+    plain, cayley = figures["plain"], figures["cayley"]
     lines = [
-        f"**{case['network']}, width {case['width']}, batch {case['batch']}** ({rounds} rounds)\n",
+        f"**{case['network']}, width {case['width']}, batch {case['batch']}** ({len(plain.train)} rounds)\n",
         "| method | x plain | spread | x Cayley | eval x plain | memory x plain | paper x plain | paper x Cayley |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, f in figures.items():
-        low, _, high = statistics.quantiles(f["train"], n=4, method="inclusive")
         said = [
             f"{paper[name] / paper[base]:.2f}" if {name, base} <= set(paper) else "" for base in ("plain", "cayley")
         ]
         lines.append(
-            f"| {name} | {train[name] / train['plain']:.2f} | {(high - low) / train[name]:.0%} "
-            f"| {train[name] / train['cayley']:.2f} | {evaluate[name] / evaluate['plain']:.2f} "
-            f"| {f['peak'] / figures['plain']['peak']:.2f} | {said[0]} | {said[1]} |"
+            f"| {name} | {f.train_median / plain.train_median:.2f} | {f.spread:.0%} "
+            f"| {f.train_median / cayley.train_median:.2f} | {f.evaluate_median / plain.evaluate_median:.2f} "
+            f"| {f.peak / plain.peak:.2f} | {said[0]} | {said[1]} |"
         )
     return "\n".join(lines)
 
@@ -47,8 +45,9 @@ def layer_table() -> str:
         f"|---|---|---|---|{'---|' * len(others)}",
     ]
     for case in cases("layers"):
-        train = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
-        memory = case["figures"]["cayley"]["peak"] / case["figures"]["plain"]["peak"]
+        figures = {name: Figures(**f) for name, f in case["figures"].items()}
+        train = {name: f.train_median for name, f in figures.items()}
+        memory = figures["cayley"].peak / figures["plain"].peak
         layer = f"{case['c']} -> {case['o']}, {case['k']} x {case['k']} taps, {case['n']} x {case['n']}"
         ratios = " | ".join(f"{train[m] / train['cayley']:.2f}" if m in train else "" for m in others)
         lines.append(

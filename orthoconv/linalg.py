@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orthoconv.tracing import is_eager, pull_back
+
 Orthogonalizer = Callable[[Tensor], Tensor]
 
+_EIGEN = 128  # order of matrices from which eigenvalues are faster than iterations
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -102,10 +105,8 @@ class _CayleyLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, V, g, z, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            needed = [t for t, wanted in zip((x, V, g), ctx.needs_input_grad, strict=True) if wanted]
             y = x @ cayley(V * weight_scale(V, g)).mT
-            found = iter(torch.autograd.grad(y, needed, grad, create_graph=True))
-            return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+            return pull_back(y, (x, V, g), ctx.needs_input_grad, grad)
         m, s = len(V), weight_scale(V, g)
         rest = V[:, m:]
         v = torch.linalg.lu_solve(*factors, grad.mT, adjoint=True).mT
@@ -154,8 +155,9 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
     norm. Small values grow by half in each iteration, so 20 of them reach 1 within 1e-5 where the condition number
     of `W` is below 500. No value ends above 1.
 
-    Each iterate of a tall `W` is W times a polynomial of W* W, and is found from that smaller matrix; the last two
-    iterations are on the iterate itself, and correct the rounding errors of the others.
+    Each iterate is W times a polynomial of W* W, which large matrices take from the eigenvalues of W* W, whatever the
+    number of iterations, and tall ones from that smaller matrix; the last two iterations are on the iterate itself, and
+    correct the rounding errors of the others.
 
     Arguments:
         W: Real or complex matrices, of shape (..., m, n).
@@ -167,25 +169,73 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
     """
     if W.shape[-2] < W.shape[-1]:
         return bjorck(W.mT, iterations).mT
-    X = W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny)
+    if W.shape[-1] >= _EIGEN and is_eager(W):
+        G = W.detach().mH @ W.detach()
+        if bool(torch.isfinite(G).all()):
+            Y: Tensor = _Bjorck.apply(W, iterations, *torch.linalg.eigh(G))
+            return Y
+    return _iterate(W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny), iterations)
+
+
+def _iterate(X: Tensor, iterations: int) -> Tensor:
+    """So many iterations of `bjorck`."""
     m, n = X.shape[-2:]
     direct = min(iterations, 2) if m >= 4 * n else iterations
     if direct < iterations:
-        X = X @ _bjorck_polynomial(X.mH @ X, iterations - direct)
+        I = torch.eye(n, dtype=X.dtype, device=X.device)  # noqa: E741
+        G = X.mH @ X
+        P = F = 1.5 * I - 0.5 * G
+        for _ in range(iterations - direct - 1):
+            G = F @ G @ F
+            F = 1.5 * I - 0.5 * G
+            P = P @ F
+        X = X @ P
     for _ in range(direct):
         X = 1.5 * X - 0.5 * (X @ (X.mH @ X))
     return X
 
 
-def _bjorck_polynomial(G: Tensor, iterations: int) -> Tensor:
-    """P such that so many iterations of `bjorck` on X, with X* X = G, yield X P."""
-    I = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)  # noqa: E741
-    P = F = 1.5 * I - 0.5 * G
-    for _ in range(iterations - 1):
-        G = F @ G @ F
-        F = 1.5 * I - 0.5 * G
-        P = P @ F
-    return P
+class _Bjorck(torch.autograd.Function):
+    """`_iterate` on W over its norm as W p(W* W), the polynomial p on the eigenvalues of W* W."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, iterations: int, values: Tensor, U: Tensor) -> Tensor:
+        ctx.iterations, ctx.square = iterations, values[..., -1:].clamp_min(torch.finfo(values.dtype).tiny)
+        ctx.save_for_backward(W, values, U)
+        first = max(iterations - 2, 0)
+        p, _ = _bjorck_polynomial(values / ctx.square, first)
+        Y = W @ ((U * (p / ctx.square.sqrt())[..., None, :]) @ U.mH)
+        return _iterate(Y, iterations - first)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        W, values, U = ctx.saved_tensors
+        norm = ctx.square.sqrt()[..., None]
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
+            return *pull_back(_iterate(W / norm, ctx.iterations), (W,), (True,), grad), None, None, None
+        p, slopes = _bjorck_polynomial(values / ctx.square, ctx.iterations)
+        S = U.mH @ (W.mH @ grad) @ U * (slopes / norm**3)  # the gradient of W* W in the basis U (Daleckii and Krein)
+        P, S = (U * (p[..., None, :] / norm)) @ U.mH, U @ (S + S.mH) @ U.mH
+        return grad @ P + W @ S, None, None, None
+
+
+def _bjorck_polynomial(values: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """p with X p(X* X) after so many iterations on X, at `values` (..., n), and its slopes between them (..., n, n).
+
+    >>> _bjorck_polynomial(torch.tensor([0.0, 1.0]), 1)
+    (tensor([1.5000, 1.0000]), tensor([[-0.5000, -0.5000],
+            [-0.5000, -0.5000]]))
+    """
+    g, p = values, torch.ones_like(values)
+    dg = torch.ones_like(values[..., None] * values[..., None, :])
+    dp = torch.zeros_like(dg)
+    for _ in range(iterations):
+        F, dF = 1.5 - 0.5 * g, -0.5 * dg
+        row, column = F[..., None], F[..., None, :]
+        dp = dp * row + p[..., None, :] * dF  # the slope of a product: (f h)' = f' h + f h'
+        dg = dg * row**2 + g[..., None, :] * dF * (row + column)
+        g, p = g * F**2, p * F
+    return p, dp
 
 
 def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:

@@ -11,8 +11,8 @@ import orthoconv
 
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
-    {"allocator", "linalg", "testing", "files", "tracing"},
-    {"planes"},
+    {"allocator", "files", "testing", "tracing"},
+    {"linalg", "planes"},
     {"fourier"},
     {"nn"},
     {"models", "lipschitz"},

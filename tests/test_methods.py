@@ -7,7 +7,7 @@ import torch
 from oracles import conv_matrix, polar
 from torch import Tensor
 
-from orthoconv import fourier
+from orthoconv import fourier, linalg
 from orthoconv.linalg import bjorck, norm_bound
 from orthoconv.nn import BCOPConv2d, BjorckLinear, CircularConv2d, OSSNConv2d, RKOConv2d, SVCMConv2d
 from orthoconv.testing import assert_nonexpansive, assert_orthogonal, orthogonality_error
@@ -36,6 +36,24 @@ def test_bjorck_with_twenty_iterations_reaches_condition_number_500() -> None:
     assert orthogonality_error(bjorck(3.0 * U * values @ V)) < 1e-5
     values[-1] = 1e-5
     assert orthogonality_error(bjorck(3.0 * U * values @ V)) > 0.1, "the negative control: too far to reach"
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (9, 6), (30, 6), (2, 9, 6)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("iterations", [1, 2, 3, 7, 20])
+def test_bjorck_by_eigenvalues_is_the_iteration(shape, dtype, iterations, monkeypatch) -> None:
+    """Large matrices are treated so; converged or not, values and first and second derivatives are the same."""
+    monkeypatch.setattr(linalg, "_EIGEN", 1)
+    W, a, b = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
+    norm = torch.linalg.matrix_norm(W.detach(), 2)[..., None, None]
+    found = []
+    for Y in (bjorck(W, iterations), linalg._iterate(W / norm, iterations)):
+        (slope,) = torch.autograd.grad(Y, W, a, create_graph=True)
+        (plain,) = torch.autograd.grad(Y, W, a.detach(), retain_graph=True)
+        (second,) = torch.autograd.grad(slope, W, b)
+        found.append([Y, plain, slope, second])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_bjorck_never_expands() -> None:

@@ -18,7 +18,7 @@ from orthoconv.nn.lift import can_lift, lift
 from orthoconv.nn.memory import Pair
 from orthoconv.nn.spectral import SpectralConv2d
 from orthoconv.nn.weight_norm import Signs
-from orthoconv.planes import COMPLEX, convolve, plane
+from orthoconv.planes import COMPLEX, FastPlane, convolve, plane
 from orthoconv.tracing import is_eager
 
 _MOST_TAPS = 49  # of a kernel whose (I + A) / 2 is summed over taps
@@ -54,12 +54,10 @@ class _Cayley(SpectralConv2d):
 
     def _lift(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer with few inputs: as many outputs by the transform, the others in space."""
-        n, kernel = x.shape[1], self.kernel
+        n, size, kernel = x.shape[1], (x.shape[-2], x.shape[-1]), self.kernel
         if self.remembers:
-            D = (
-                self.recall((x.shape[-2], x.shape[-1]))[:, :, :n].mT.contiguous().mT
-            )  # in the order of an inverse: the same bits
-            y, x = convolve(plane((x.shape[-2], x.shape[-1]), x.dtype, x.device), x, D), self._signed(x)
+            D = self.recall(size)[:, :, :n].mT.contiguous().mT  # in the order of an inverse, for the same bits
+            y, x = convolve(plane(size, x.dtype, x.device), x, D), self._signed(x)
         else:
             self.check()
             x = self._signed(x)
@@ -69,7 +67,8 @@ class _Cayley(SpectralConv2d):
     def _lifts(self, size: Pair) -> bool:
         """Whether `_lift` is faster, and as accurate: its rounding error grows with the kernel."""
         o, i, kh, kw = self.kernel_shape
-        few = self.groups == 1 and i < o and i * kh * kw <= _LIFTED * o and math.prod(size) > 64
+        few = self.groups == 1 and i < o and i * kh * kw <= _LIFTED * o
+        few = few and isinstance(plane(size, self.g.dtype, self.g.device), FastPlane)
         if not few or not can_lift((kh, kw), self.dilation, size) or self.g.device.type != "cpu":
             return False
         return abs(self.g.item()) <= _MODERATE

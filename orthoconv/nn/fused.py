@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from orthoconv.fourier import offsets
 from orthoconv.nn.memory import Pair
 from orthoconv.planes import COMPLEX, Plane, chunks, plane
+from orthoconv.tracing import pull_back
 
 _FEWEST = 16  # frequencies that are taken at once, however large their matrices: sums over fewer are slow
 _LARGE = 128  # order of matrices from which solving for few right-hand sides is faster than inverting
@@ -102,9 +103,7 @@ class _Cayley(torch.autograd.Function):
         taps, needed = ctx.taps._replace(m=m, v=v), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
             y, _ = _apply(x, bias, taps, ctx.adjoint)
-            inputs = [t for t, wanted in zip((x, m, v, bias), needed, strict=True) if wanted]
-            found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
-            return *(next(found) if wanted else None for wanted in needed), None, None
+            return *pull_back(y, (x, m, v, bias), needed, grad), None, None
         each = len(flat) // ctx.kept
         kept = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
         return *_gradients(x, grad, kept, taps, needed, ctx.adjoint), None, None

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from orthoconv.nn.kernel import padding, wrap
 from orthoconv.nn.memory import Pair
 from orthoconv.planes import chunks
+from orthoconv.tracing import pull_back
 
 
 def can_lift(k: Pair, dilation: Pair, size: Pair) -> bool:
@@ -59,9 +60,7 @@ class _Lift(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
             out = F.conv2d(wrap(x + y, *padding(k, ctx.dilation)), K, bias, dilation=ctx.dilation)
             out = torch.cat((out[:, :n] - x, out[:, n:]), dim=1)
-            needed = [t for t, wanted in zip((y, x, K, bias), ctx.needs_input_grad, strict=False) if wanted]
-            found = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
-            return *(next(found) if wanted else None for wanted in ctx.needs_input_grad[:4]), None
+            return *pull_back(out, (y, x, K, bias), ctx.needs_input_grad[:4], grad), None
         wanted = [False, ctx.needs_input_grad[2], ctx.needs_input_grad[3]]
         _, gK, gbias = torch.ops.aten.convolution_backward(
             grad, z, K, [len(K)], [1, 1], [0, 0], ctx.dilation, False, [0, 0], 1, wanted

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from orthoconv.tracing import is_concrete
+from orthoconv.tracing import is_concrete, pull_back
 
 Pair = tuple[int, int]
 
@@ -157,11 +157,10 @@ class _Recall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         sources = ctx.saved_tensors
-        wanted = [source for source in sources if source.requires_grad]
+        wanted = [source.requires_grad for source in sources]
         with torch.enable_grad():
             value = ctx.compute(*sources)
-        grads = iter(torch.autograd.grad(value, wanted, grad, create_graph=torch.is_grad_enabled()))
-        return None, None, *(next(grads) if source.requires_grad else None for source in sources)
+        return None, None, *pull_back(value, sources, wanted, grad, create_graph=torch.is_grad_enabled())
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:

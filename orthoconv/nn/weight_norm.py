@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orthoconv.linalg import weight_norm_gradients, weight_scale
 from orthoconv.nn.memory import Reparametrized
-from orthoconv.tracing import is_eager
+from orthoconv.tracing import is_eager, pull_back
 
 Signs = Literal["random"] | Sequence[int] | Tensor | None
 
@@ -69,9 +69,7 @@ class _WeightNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         V, g = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            needed = [t for t, wanted in zip((V, g), ctx.needs_input_grad, strict=True) if wanted]
-            found = iter(torch.autograd.grad(V * weight_scale(V, g), needed, grad, create_graph=True))
-            return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+            return pull_back(V * weight_scale(V, g), (V, g), ctx.needs_input_grad, grad)
         return weight_norm_gradients(grad.clone(), V, g)
 
 
