@@ -31,7 +31,7 @@ def test_digits() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(DataError, match=r"the data sets are digits, cifar10, .* got 'imagenet'"):
+    with pytest.raises(DataError, match=r"the data sets are digits, digits32, cifar10, .* got 'imagenet'"):
         load("imagenet")
 
 

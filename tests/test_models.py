@@ -10,7 +10,7 @@ from orthoconv.models import NETWORKS, build
 from orthoconv.models.kit import CONVS
 from orthoconv.nn import BCOPConv2d, CayleyLinear, MaxMin, Scale
 
-WIDTH = {"kwlarge": 0.25, "resnet9": 0.125, "wide_resnet10_10": 0.125}
+WIDTH = {"critic": 0.125, "kwlarge": 0.25, "resnet9": 0.125, "wide_resnet10_10": 0.125}
 BOUNDED = {"cayley", "bcop", "cayley_bcop", "rko", "crko"}
 
 every_network = pytest.mark.parametrize("name", NETWORKS)

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from orthoconv.data.batches import augment, batches
 from orthoconv.data.cifar10 import cifar10
-from orthoconv.data.digits import digits
+from orthoconv.data.digits import digits, digits32
 from orthoconv.data.local import fashion_mnist, image_folder
 from orthoconv.data.split import DataError, Progress, Split
+from orthoconv.data.stl10 import stl10
 
 DATASETS: dict[str, Callable[[Path | None, Progress | None], tuple[Split, Split]]] = {
     "digits": lambda data_dir, progress: digits(),
+    "digits32": lambda data_dir, progress: digits32(),
     "cifar10": cifar10,
     "fashion_mnist": fashion_mnist,
+    "stl10": stl10,
     "folder": image_folder,
 }
 

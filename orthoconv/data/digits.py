@@ -4,7 +4,7 @@ The test set of "Optical Recognition of Handwritten Digits", E. Alpaydin and C. 
 Repository, 1998 (CC BY 4.0): 1,797 images of 13 writers, each pixel a count from 0 to 16.
 """
 
-__all__ = ["digits"]
+__all__ = ["digits", "digits32"]
 
 import gzip
 import hashlib
@@ -35,3 +35,16 @@ def digits() -> tuple[Split, Split]:
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     images, labels = rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()
     return Split(images[:_TRAIN], labels[:_TRAIN]), Split(images[_TRAIN:], labels[_TRAIN:])
+
+
+def digits32() -> tuple[Split, Split]:
+    """The digits enlarged to three channels of 32 x 32, for a trial of what is meant for CIFAR-10.
+
+    >>> digits32()[0].images.shape
+    torch.Size([1297, 3, 32, 32])
+    """
+    train, test = (
+        Split(split.images.expand(-1, 3, -1, -1).repeat_interleave(4, 2).repeat_interleave(4, 3), split.labels)
+        for split in digits()
+    )
+    return train, test

@@ -26,8 +26,8 @@ from orthoconv.nn import CayleyLinear, CircularConv2d
 
 Factory = Callable[..., nn.Module]
 
-BATCHES = {"kwlarge": 256, "resnet9": 128, "wide_resnet10_10": 32}
-PAPER = {  # seconds per epoch, Appendix F
+BATCHES = {"critic": 128, "kwlarge": 256, "resnet9": 128, "wide_resnet10_10": 32}
+PAPER = {  # seconds per epoch, Appendix C
     ("kwlarge", 1): {"cayley": 9.01, "bcop": 20.75, "rko": 16.02},
     ("kwlarge", 2): {"cayley": 17.50, "bcop": 53.72, "rko": 50.15},
     ("kwlarge", 3): {"cayley": 32.30, "bcop": 135.95, "rko": 131.43},

@@ -14,8 +14,11 @@ from orthoconv.lab import bench
 from orthoconv.lab.datasets import data
 from orthoconv.lab.demo import demo
 from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
+from orthoconv.lab.rates import rates
 from orthoconv.lab.report import report
+from orthoconv.lab.reproduce import reproduce
 from orthoconv.lab.training import train
+from orthoconv.lab.wasserstein import wasserstein
 from orthoconv.train import CheckpointError, TrainingError
 
 COMMANDS: dict[str, Any] = {
@@ -28,6 +31,9 @@ COMMANDS: dict[str, Any] = {
         "networks": bench.networks,
         "layers": bench.layers,
     },
+    "reproduce": reproduce,
+    "rates": rates,
+    "wasserstein": wasserstein,
     "report": report,
 }
 EXPECTED = (

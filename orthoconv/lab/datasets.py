@@ -12,7 +12,7 @@ def data(name: str = "digits", data_dir: Path | None = None) -> None:
     """Load a data set, fetching it if need be, and print its sizes and statistics.
 
     Args:
-        name: digits, cifar10, fashion_mnist or folder.
+        name: digits, digits32, cifar10, fashion_mnist, stl10 or folder.
         data_dir: Where it is; by default where it usually is.
     """
     for part, split in zip(("training", "test"), load(name, data_dir, download_bar()), strict=True):

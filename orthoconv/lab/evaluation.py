@@ -19,7 +19,7 @@ from orthoconv.certify import EPS, certify
 from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
 from orthoconv.lab.progress import download_bar
-from orthoconv.lab.runs import Run, append_record, hardware
+from orthoconv.lab.runs import Run, append_record, hardware, run_record
 from orthoconv.lipschitz import empirical_lipschitz
 from orthoconv.nn.memory import frozen
 
@@ -65,7 +65,7 @@ def evaluate(
     print(table({config["model"]["conv"]: row}))
     print(f"evaluation: {folder.evaluation_path}")
     if record is not None:
-        append_record(record, folder)
+        append_record(record, run_record(folder))
         print(f"record: {record}")
 
 

@@ -1,15 +1,19 @@
 """Pictures, each a function of the numbers it shows."""
 
-__all__ = ["bench_layers", "bench_networks", "certified_curves", "plot_demo", "training_curves"]
+__all__ = ["bench_layers", "bench_networks", "certified_curves", "experiment", "plot_demo", "training_curves"]
 
 import io
 import statistics
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from orthoconv.lab.experiments import Experiment
+    from orthoconv.lab.tables import Cell, Table
 
 COLOURS = {"cayley": "#1f5fbf", "plain": "#c8553d"}
 
@@ -131,6 +135,55 @@ def bench_layers(path: Path, cases: list[dict[str, Any]]) -> Path:
     axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=110)
     return path
+
+
+def experiment(about: "Experiment", table: "Table") -> str:
+    """A panel for each figure: over the sweep, if there is one, else bars by column, with the paper's: an SVG."""
+    rows = about.rows
+    figure = Figure(figsize=(11, 0.4 + 2.3 * -(-len(rows) // 2)), layout="constrained")
+    axes = figure.subplots(-(-len(rows) // 2), 2, squeeze=False).flatten()
+    for axis in axes[len(rows) :]:
+        axis.axis("off")
+    for axis, row in zip(axes, rows, strict=False):
+        if about.sweep is None:
+            _bars(axis, [table.cells[row.key, column] for column in table.columns], table.columns)
+        else:
+            _lines(axis, table, row.key, about.sweep["name"])
+        axis.set_title(row.label, fontsize=9)
+    return _svg(figure)
+
+
+def _bars(axis: Any, cells: "list[Cell]", names: list[str]) -> None:
+    """Ours as bars with deviations, the paper's as a stroke; what is missing has no bar."""
+    for k, cell in enumerate(cells):
+        if cell.ours:
+            spread = statistics.stdev(cell.ours) if len(cell.ours) > 1 else 0
+            axis.bar(k, statistics.fmean(cell.ours), 0.7, yerr=spread, color=COLOURS["cayley"])
+        if cell.paper:
+            axis.plot(k, cell.paper[0], "_", ms=22, color=COLOURS["plain"], mew=2)
+    shown = [v for c in cells for v in (*c.ours, *c.paper[:1])]
+    if shown:
+        low, high = min(shown), max(shown)
+        room = (high - low) or abs(high) or 1
+        axis.set_ylim(max(0, low - room) if low >= 0 else low - room, high + 0.3 * room)
+    axis.set_xticks(range(len(names)), names, fontsize=7, rotation=20 if max(map(len, names)) > 9 else 0)
+    axis.tick_params(axis="y", labelsize=7)
+
+
+def _lines(axis: Any, table: "Table", key: str, name: str) -> None:
+    """Ours as lines over the sweep, the paper's as crosses of the same colour."""
+    points = [(float(row.key.split(" ", 1)[0]), row.key) for row in table.rows if row.key.split(" ", 1)[1] == key]
+    for k, column in enumerate(table.columns):
+        for values, style in (("ours", "-o"), ("paper", "x")):
+            found = [(x, getattr(table.cells[row, column], values)) for x, row in points]
+            known = [(x, v[0] if values == "paper" else statistics.fmean(v)) for x, v in found if v]
+            if known:
+                label = column if values == "ours" else None
+                axis.plot(*zip(*known, strict=True), style, ms=4, color=f"C{k}", label=label)
+    axis.set_xlabel(name, fontsize=8)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=6)
+    axis.tick_params(labelsize=7)
 
 
 def _ratios(case: dict[str, Any]) -> dict[str, float]:

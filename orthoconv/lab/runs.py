@@ -1,6 +1,6 @@
 """A run: a folder with its configuration, metrics, checkpoints and weights."""
 
-__all__ = ["ModelSpec", "Run", "append_record", "hardware"]
+__all__ = ["ModelSpec", "Run", "append_record", "hardware", "run_record"]
 
 import hashlib
 import json
@@ -90,11 +90,11 @@ class Run:
         return model.eval()
 
 
-def append_record(path: Path, run: Run) -> None:
-    """Append one line to a file of results: everything that the folder of the run says of it."""
+def run_record(run: Run) -> dict[str, Any]:
+    """Everything that the folder of a run says of it."""
     config = run.config
     training_on = config.pop("hardware")
-    record = {
+    return {
         "config": config,
         "hash": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16],
         "seed": config["recipe"]["seed"],
@@ -103,6 +103,10 @@ def append_record(path: Path, run: Run) -> None:
         "epochs": run.metrics(),
         "evaluation": json.loads(run.evaluation_path.read_text()),
     }
+
+
+def append_record(path: Path, record: dict[str, Any]) -> None:
+    """Append one line to a file of results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")

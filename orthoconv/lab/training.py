@@ -29,28 +29,34 @@ def train(
     recipe: Recipe = Recipe(),  # noqa: B008
     resume: bool = False,
     threads: int | None = None,
+    examples: int = 0,
 ) -> None:
     """Train a network and certify it after each epoch.
 
     Args:
         out: Folder of the run.
-        data: Data set: digits, cifar10, fashion_mnist or folder.
+        data: Data set: digits, digits32, cifar10, fashion_mnist, stl10 or folder.
         data_dir: Where the data set is; by default where it usually is.
         model: The network.
         recipe: How to train it.
         resume: Go on from the last checkpoint of the folder, if there is one.
         threads: Threads of the CPU to use; by default all.
+        examples: Training images to use, the first ones; 0 for all.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     world, run = start(), Run(out)
-    config = {"data": data, "data_dir": str(data_dir) if data_dir else None, "model": asdict(model)}
-    config |= {"recipe": asdict(recipe)}
+    config: dict[str, Any] = {"data": data, "data_dir": str(data_dir) if data_dir else None, "model": asdict(model)}
+    config |= {"recipe": asdict(recipe), **({"examples": examples} if examples else {})}
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
         raise FileExistsError(f"{out} has a run already; pass --resume true to go on with it, or another --out")
     if resume and run.config_path.exists():
         _require_same(run, config)
+    if examples < 0:
+        raise ValueError(f"examples must be at least 0, got {examples}")
     training, test = load(data, data_dir, download_bar())
+    if examples:
+        training = Split(training.images[:examples], training.labels[:examples])
     torch.manual_seed(recipe.seed)
     network = model.build(training)
     if world.rank == 0:
@@ -70,9 +76,9 @@ def train(
 def _require_same(run: Run, config: dict[str, Any]) -> None:
     """A run is resumed with the data and the network it began with; its checkpoint holds the recipe to that, too."""
     before = run.config
-    for part in ("data", "model"):
-        if before[part] != config[part]:
-            raise CheckpointError(f"{run.folder} is a run with {part} {before[part]}, not {config[part]}")
+    for part in ("data", "model", "examples"):
+        if before.get(part) != config.get(part):
+            raise CheckpointError(f"{run.folder} is a run with {part} {before.get(part)}, not {config.get(part)}")
 
 
 def _fit(

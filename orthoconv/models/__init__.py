@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from orthoconv.models import kwlarge, resnet9, wide_resnet
+from orthoconv.models import critic, kwlarge, resnet9, wide_resnet
 from orthoconv.models.kit import Kit
 from orthoconv.nn import Normalize
 from orthoconv.nn.base import pair, positive_int
@@ -26,6 +26,7 @@ NETWORKS = {
     "kwlarge": Network(kwlarge.kwlarge, kwlarge.DEPTH, kwlarge.DIVISOR),
     "resnet9": Network(resnet9.resnet9, resnet9.DEPTH, resnet9.DIVISOR),
     "wide_resnet10_10": Network(wide_resnet.wide_resnet10_10, wide_resnet.DEPTH, wide_resnet.DIVISOR),
+    "critic": Network(critic.critic, critic.DEPTH, critic.DIVISOR),
 }
 
 
@@ -47,7 +48,7 @@ def build(
     """A network of the paper for images in [0, 1].
 
     Arguments:
-        name: "kwlarge", "resnet9" or "wide_resnet10_10".
+        name: "kwlarge", "resnet9" or "wide_resnet10_10"; or "critic", that of the Wasserstein experiment.
         conv: "cayley", "bcop", "cayley_bcop", "rko", "crko", "ossn", "svcm" or "plain".
         linear: "cayley", "bjorck" or "plain"; by default what the paper has with the convolution.
         width: Factor of the numbers of channels.

@@ -4,11 +4,14 @@ from orthoconv.train.checkpoint import CheckpointError, load_checkpoint, load_we
 from orthoconv.train.loop import Recipe, TrainingError, fit
 from orthoconv.train.loss import hinge_loss
 from orthoconv.train.schedule import piecewise_triangular
+from orthoconv.train.wasserstein import CriticRecipe, WassersteinEstimate, wasserstein_distance
 
 __all__ = [
     "CheckpointError",
+    "CriticRecipe",
     "Recipe",
     "TrainingError",
+    "WassersteinEstimate",
     "fit",
     "hinge_loss",
     "load_checkpoint",
@@ -16,4 +19,5 @@ __all__ = [
     "piecewise_triangular",
     "save_checkpoint",
     "save_weights",
+    "wasserstein_distance",
 ]

@@ -1,0 +1,204 @@
+"""What an experiment can be: how its configuration is completed, how it is run, and which figures come of it."""
+
+__all__ = ["KINDS", "Context", "Kind", "digest", "metrics_of"]
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from orthoconv.data import load
+from orthoconv.lab import bench
+from orthoconv.lab.evaluation import evaluate_model
+from orthoconv.lab.progress import download_bar
+from orthoconv.lab.runs import ModelSpec, Run, hardware, run_record
+from orthoconv.lab.timing import Figures
+from orthoconv.lab.training import train
+from orthoconv.lab.wasserstein import CriticSpec, estimate_distance
+from orthoconv.nn.base import BaseConv2d
+from orthoconv.testing import norm_ratios
+from orthoconv.train import Recipe
+
+Config = dict[str, Any]
+
+
+class Context(NamedTuple):
+    """Where a run finds its data and leaves its files: a folder for each configuration."""
+
+    runs: Path
+    data_dir: Path | None
+    evaluation: dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """A kind of experiment.
+
+    Attributes:
+        resolve: The whole configuration, from what the experiment says of it and a seed.
+        execute: Runs it, or what is missing of it, and returns its record.
+        done: Whether a record has all that the options of the evaluation ask for.
+    """
+
+    resolve: Callable[[Config, int], Config]
+    execute: Callable[[Config, Context], Config]
+    done: Callable[[Config, Config], bool]
+
+
+def digest(config: Config) -> str:
+    """Digest of a configuration.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def metrics_of(record: Config) -> Config:
+    """The figures of a record: by name, or by column and name."""
+    if "metrics" in record:
+        found: Config = record["metrics"]
+        return found
+    e = record["evaluation"]
+    percent = {k: 100 * e[k] for k in ("clean", "pgd", "apgd_ce", "apgd_dlr", "autoattack")}
+    percent["certified"] = 100 * e["certified_at_eps"]
+    return {**percent, "empirical_lipschitz": e["empirical_lipschitz"], "lipschitz_bound": e["lipschitz_bound"]}
+
+
+# A network, trained and evaluated
+
+
+def _training(config: Config, seed: int) -> Config:
+    """The configuration of `orthoconv train`, as far as the weights depend on it."""
+    recipe = asdict(Recipe(**{**config.get("recipe", {}), "seed": seed}))
+    del recipe["checkpoint_every"]
+    model = asdict(ModelSpec(**config.get("model", {})))
+    return {"data": config["data"], "examples": config.get("examples", 0), "model": model, "recipe": recipe}
+
+
+def _trained(config: Config, context: Context) -> Run:
+    """The folder of the run with this configuration, trained to the end."""
+    run = Run(context.runs / digest(config))
+    if not run.weights_path.exists():
+        recipe, model = Recipe(**config["recipe"]), ModelSpec(**config["model"])
+        train(run.folder, config["data"], context.data_dir, model, recipe, resume=True, examples=config["examples"])
+    return run
+
+
+def _train_and_evaluate(config: Config, context: Context) -> Config:
+    run = _trained(config, context)
+    training, test = load(config["data"], context.data_dir, download_bar())
+    started = time.perf_counter()
+    evaluate_model(run.load_model(training), test, run, **context.evaluation)
+    record = run_record(run)
+    return {**record, "evaluation_seconds": time.perf_counter() - started, "metrics": metrics_of(record)}
+
+
+def _evaluated(record: Config, evaluation: Config) -> bool:
+    found = record["evaluation"]
+    wanted = evaluation.get("attack_examples", 1000) or found["examples"]
+    return bool(found["attacked"] >= min(wanted, found["examples"]))
+
+
+# Norms before and after learning
+
+
+def _layers(config: Config, seed: int) -> Config:
+    return {**_training(config, seed), "layers": config["layers"], "inputs": config["inputs"]}
+
+
+def _orthogonality(config: Config, context: Context) -> Config:
+    """|Conv(x)| / |x| for random x, before and after learning, of some convolutions of a network."""
+    run = _trained({k: v for k, v in config.items() if k not in {"layers", "inputs"}}, context)
+    training, _ = load(config["data"], context.data_dir, download_bar())
+    metrics: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for when, path in (("before", run.initial_path), ("after", run.weights_path)):
+        model = run.load_model(training, path)
+        seen = _convolutions(model, training.images[:1])
+        for index in config["layers"]:
+            layer, shape = seen[index]
+            x = torch.randn(config["inputs"], *shape, generator=torch.Generator().manual_seed(config["recipe"]["seed"]))
+            found = norm_ratios(layer, x)
+            name = _channels(layer)
+            ratios.setdefault(name, {})[when] = found.tolist()
+            range_ = {f"{when}_min": float(found.min()), f"{when}_max": float(found.max())}
+            metrics.setdefault(name, {}).update(range_)
+    return {"config": config, "hardware": hardware(), "seconds": 0.0, "metrics": metrics, "ratios": ratios}
+
+
+def _channels(layer: BaseConv2d) -> str:
+    """Channels in and out; a stride s is emulated with s^2 as many."""
+    s = layer.stride[0] * layer.stride[1]
+    return f"{layer.in_channels * s} -> {layer.out_channels}"
+
+
+@torch.no_grad()
+def _convolutions(model: nn.Module, x: torch.Tensor) -> list[tuple[BaseConv2d, torch.Size]]:
+    """The convolutions of a network, in the order in which they come, and the shape of an input of each."""
+    found: list[tuple[BaseConv2d, torch.Size]] = []
+
+    def look(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        assert isinstance(module, BaseConv2d)
+        found.append((module, inputs[0].shape[1:]))
+
+    hooks = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, BaseConv2d)]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+# Times
+
+
+def _bench(name: str) -> Kind:
+    def execute(config: Config, context: Context) -> Config:
+        folder, started = context.runs / digest(config), time.perf_counter()
+        options = {k: v for k, v in config.items() if k != "bench"}
+        getattr(bench, name)(**options, out=folder)
+        written = json.loads((folder / f"{name}.json").read_text())
+        metrics: dict[str, dict[str, float]] = {}
+        for case in written["cases"]:
+            figures = {method: Figures(**f) for method, f in case["figures"].items()}
+            base = figures["cayley"].train_median
+            label = f"{case['network']} {case['width']}" if name == "networks" else f"{case['panel']} {_varied(case)}"
+            for method, f in figures.items():
+                metrics.setdefault(method, {})[label] = f.train_median / base
+        seconds = time.perf_counter() - started
+        return {"config": config, "hardware": hardware(), "seconds": seconds, "metrics": metrics}
+
+    return Kind(lambda config, seed: {"bench": name, **config}, execute, lambda record, evaluation: True)
+
+
+def _varied(case: Config) -> str:
+    return f"{case['c']}-{case['o']} k{case['k']} n{case['n']}"
+
+
+# Wasserstein distance
+
+
+def _critic(config: Config, seed: int) -> Config:
+    return {"wasserstein": asdict(CriticSpec(**config, seed=seed))}
+
+
+def _wasserstein(config: Config, context: Context) -> Config:
+    started = time.perf_counter()
+    figures = estimate_distance(CriticSpec(**config["wasserstein"]), context.runs, context.data_dir)
+    seconds = time.perf_counter() - started
+    metrics = {k: v for k, v in figures.items() if isinstance(v, float)}
+    return {"config": config, "hardware": hardware(), "seconds": seconds, "metrics": metrics, "details": figures}
+
+
+KINDS: dict[str, Kind] = {
+    "train": Kind(_training, _train_and_evaluate, _evaluated),
+    "orthogonality": Kind(_layers, _orthogonality, lambda record, evaluation: True),
+    "bench_networks": _bench("networks"),
+    "bench_layers": _bench("layers"),
+    "wasserstein": Kind(_critic, _wasserstein, lambda record, evaluation: True),
+}
