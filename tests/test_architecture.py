@@ -12,7 +12,7 @@ import orthoconv
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
     {"allocator", "files", "testing", "tracing"},
-    {"linalg", "planes"},
+    {"linalg", "planes", "weights"},
     {"fourier"},
     {"nn"},
     {"models", "lipschitz"},

@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import io
 import os
 import pickle
@@ -15,6 +16,7 @@ from orthoconv.data.batches import epoch_order, generator
 from orthoconv.files import write_atomically
 
 module = __import__("sys").modules["orthoconv.data.cifar10"]
+stl10 = __import__("sys").modules["orthoconv.data.stl10"]
 
 
 def test_digits() -> None:
@@ -226,3 +228,72 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
     data = path.read_bytes()
     assert len(data) == 100_000
     assert len(set(data)) == 1
+
+
+# STL-10
+
+
+@pytest.fixture
+def stl10_folder(tmp_path, monkeypatch) -> Path:
+    """Files of the official format with three training and two test images."""
+    monkeypatch.setattr(stl10, "_IMAGES", {"train": 3, "test": 2})
+    source = torch.Generator().manual_seed(0)
+    for part, n in (("train", 3), ("test", 2)):
+        pixels = torch.randint(256, (n, 3, 96, 96), dtype=torch.uint8, generator=source)
+        (tmp_path / f"{part}_X.bin").write_bytes(pixels.numpy().tobytes())
+        (tmp_path / f"{part}_y.bin").write_bytes(bytes(range(1, n + 1)))
+    return tmp_path
+
+
+def test_stl10_goes_column_by_column(stl10_folder) -> None:
+    train, test = load("stl10", stl10_folder)
+    assert train.images.shape == (3, 3, 96, 96)
+    assert test.images.shape == (2, 3, 96, 96)
+    assert train.labels.tolist() == [0, 1, 2]
+    raw = (stl10_folder / "train_X.bin").read_bytes()
+    n, c, row, column = 2, 1, 5, 70
+    assert train.images[n, c, row, column] == raw[((n * 3 + c) * 96 + column) * 96 + row] / 255
+
+
+def test_stl10_from_its_archive(stl10_folder, tmp_path_factory, monkeypatch) -> None:
+    folder = tmp_path_factory.mktemp("archive")
+    path = folder / "stl10_binary.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file in sorted(stl10_folder.glob("*.bin")):
+            archive.add(file, f"stl10_binary/{file.name}")
+    with pytest.raises(DataError, match=r"stl10_binary.tar.gz has the MD5 [0-9a-f]+, not 91f7769d"):
+        load("stl10", folder)
+    monkeypatch.setattr(stl10, "_ARCHIVE_MD5", hashlib.md5(path.read_bytes()).hexdigest())
+    for ours, expected in zip(load("stl10", folder), load("stl10", stl10_folder), strict=True):
+        assert torch.equal(ours.images, expected.images)
+        assert torch.equal(ours.labels, expected.labels)
+
+
+def test_stl10_refusals(stl10_folder, tmp_path_factory, monkeypatch) -> None:
+    with pytest.raises(DataError, match=r"has neither train_X.bin nor stl10_binary.tar.gz"):
+        load("stl10", tmp_path_factory.mktemp("empty"))
+    labels = stl10_folder / "test_y.bin"
+    labels.write_bytes(bytes([1, 11]))
+    with pytest.raises(DataError, match=r"test_y.bin has labels from 1 to 11, not from 1 to 10"):
+        load("stl10", stl10_folder)
+    labels.write_bytes(bytes([1]))
+    with pytest.raises(DataError, match=r"test_X.bin and test_y.bin have 55296 and 1 bytes, not 55296 and 2"):
+        load("stl10", stl10_folder)
+    labels.unlink()
+    with pytest.raises(DataError, match=r"test_y.bin cannot be read"):
+        load("stl10", stl10_folder)
+    damaged = tmp_path_factory.mktemp("damaged")
+    (damaged / "stl10_binary.tar.gz").write_bytes(b"not an archive")
+    monkeypatch.setattr(stl10, "_ARCHIVE_MD5", hashlib.md5(b"not an archive").hexdigest())
+    with pytest.raises(DataError, match=r"stl10_binary.tar.gz is damaged"):
+        load("stl10", damaged)
+    monkeypatch.setattr(stl10, "_ARCHIVE", "file:///nowhere")
+    monkeypatch.setenv("ORTHOCONV_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with pytest.raises(DataError, match=r"STL-10 was not found: .* does not exist, and file:///nowhere gave"):
+        load("stl10")
+
+
+def test_enlarged_digits() -> None:
+    small, large = load("digits")[1], load("digits32")[1]
+    assert torch.equal(large.images[:, 2, 3::4, ::4], small.images[:, 0])
+    assert torch.equal(large.labels, small.labels)

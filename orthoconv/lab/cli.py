@@ -14,6 +14,7 @@ from orthoconv.lab import bench
 from orthoconv.lab.datasets import data
 from orthoconv.lab.demo import demo
 from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
+from orthoconv.lab.publish import publish
 from orthoconv.lab.rates import rates
 from orthoconv.lab.report import report
 from orthoconv.lab.reproduce import reproduce
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Any] = {
     "rates": rates,
     "wasserstein": wasserstein,
     "report": report,
+    "publish": publish,
 }
 EXPECTED = (
     BrokenCertificateError,

@@ -109,7 +109,8 @@ def _evaluated(record: Config, evaluation: Config) -> bool:
 
 
 def _layers(config: Config, seed: int) -> Config:
-    return {**_training(config, seed), "layers": config["layers"], "inputs": config["inputs"]}
+    layers = {str(index): name for index, name in config["layers"].items()}
+    return {**_training(config, seed), "layers": layers, "inputs": config["inputs"]}
 
 
 def _orthogonality(config: Config, context: Context) -> Config:
@@ -121,21 +122,14 @@ def _orthogonality(config: Config, context: Context) -> Config:
     for when, path in (("before", run.initial_path), ("after", run.weights_path)):
         model = run.load_model(training, path)
         seen = _convolutions(model, training.images[:1])
-        for index in config["layers"]:
-            layer, shape = seen[index]
+        for index, name in config["layers"].items():
+            layer, shape = seen[int(index)]
             x = torch.randn(config["inputs"], *shape, generator=torch.Generator().manual_seed(config["recipe"]["seed"]))
             found = norm_ratios(layer, x)
-            name = _channels(layer)
             ratios.setdefault(name, {})[when] = found.tolist()
             range_ = {f"{when}_min": float(found.min()), f"{when}_max": float(found.max())}
             metrics.setdefault(name, {}).update(range_)
     return {"config": config, "hardware": hardware(), "seconds": 0.0, "metrics": metrics, "ratios": ratios}
-
-
-def _channels(layer: BaseConv2d) -> str:
-    """Channels in and out; a stride s is emulated with s^2 as many."""
-    s = layer.stride[0] * layer.stride[1]
-    return f"{layer.in_channels * s} -> {layer.out_channels}"
 
 
 @torch.no_grad()

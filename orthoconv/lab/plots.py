@@ -138,7 +138,7 @@ def bench_layers(path: Path, cases: list[dict[str, Any]]) -> Path:
 
 
 def experiment(about: "Experiment", table: "Table") -> str:
-    """A panel for each figure: over the sweep, if there is one, else bars by column, with the paper's: an SVG."""
+    """A panel for each figure: over the sweep, if there is one, else dots by column, with the paper's: an SVG."""
     rows = about.rows
     figure = Figure(figsize=(11, 0.4 + 2.3 * -(-len(rows) // 2)), layout="constrained")
     axes = figure.subplots(-(-len(rows) // 2), 2, squeeze=False).flatten()
@@ -146,26 +146,22 @@ def experiment(about: "Experiment", table: "Table") -> str:
         axis.axis("off")
     for axis, row in zip(axes, rows, strict=False):
         if about.sweep is None:
-            _bars(axis, [table.cells[row.key, column] for column in table.columns], table.columns)
+            _dots(axis, [table.cells[row.key, column] for column in table.columns], table.columns)
         else:
             _lines(axis, table, row.key, about.sweep["name"])
         axis.set_title(row.label, fontsize=9)
     return _svg(figure)
 
 
-def _bars(axis: Any, cells: "list[Cell]", names: list[str]) -> None:
-    """Ours as bars with deviations, the paper's as a stroke; what is missing has no bar."""
+def _dots(axis: Any, cells: "list[Cell]", names: list[str]) -> None:
+    """Ours as dots with deviations, the paper's as strokes; what is missing has no dot."""
     for k, cell in enumerate(cells):
         if cell.ours:
             spread = statistics.stdev(cell.ours) if len(cell.ours) > 1 else 0
-            axis.bar(k, statistics.fmean(cell.ours), 0.7, yerr=spread, color=COLOURS["cayley"])
+            axis.errorbar(k, statistics.fmean(cell.ours), spread, fmt="o", ms=6, capsize=4, color=COLOURS["cayley"])
         if cell.paper:
             axis.plot(k, cell.paper[0], "_", ms=22, color=COLOURS["plain"], mew=2)
-    shown = [v for c in cells for v in (*c.ours, *c.paper[:1])]
-    if shown:
-        low, high = min(shown), max(shown)
-        room = (high - low) or abs(high) or 1
-        axis.set_ylim(max(0, low - room) if low >= 0 else low - room, high + 0.3 * room)
+    axis.margins(y=0.15)
     axis.set_xticks(range(len(names)), names, fontsize=7, rotation=20 if max(map(len, names)) > 9 else 0)
     axis.tick_params(axis="y", labelsize=7)
 

@@ -47,7 +47,7 @@ def reproduce(
                     _complete(experiment, budget, case, folder, Context(runs, data_dir, case.evaluation))
         print(f"\n{experiment.title} ({experiment.place}), {budget}: {experiment.note(budget)}\n")
         print(table_text(experiment, budget, read_records(folder)))
-        print(f"\n{folder / one}.jsonl, .md\n{render(experiment, folder, all_budgets=budget != 'smoke')}", flush=True)
+        print(f"\n{folder / one}.jsonl, .md\n{render(experiment, folder, smoke=budget == 'smoke')}", flush=True)
 
 
 def _require_columns(experiment: Experiment, only: list[str] | None) -> None:
@@ -71,19 +71,18 @@ def table_text(experiment: Experiment, budget: str, records: list[dict[str, Any]
     return markdown(make_table(experiment, budget, records))
 
 
-def render(experiment: Experiment, folder: Path, *, all_budgets: bool = True) -> Path:
-    """Write NAME.md and NAME.html from the records of a folder: the table of each budget that has some."""
+def render(experiment: Experiment, folder: Path, *, smoke: bool = False) -> Path:
+    """Write NAME.md and NAME.html from the records of a folder: the table of each budget, or that of smoke alone."""
     records = read_records(folder)
     parts: list[dict[str, Any]] = []
-    for budget in BUDGETS[1:] if all_budgets else BUDGETS[:1]:
+    for budget in BUDGETS[:1] if smoke else BUDGETS[1:]:
         cases = experiment.cases(budget)
         made = [(case, found[-1]) for case in cases if (found := records_of(case, experiment, records))]
-        if made or budget != "paper":
-            table = make_table(experiment, budget, records)
-            parts.append({
-                "budget": budget, "note": experiment.note(budget), "table": table, "made": made, "wanted": len(cases),
-                "plot": plots.experiment(experiment, table) if made else "",
-            })  # fmt: skip
+        table = make_table(experiment, budget, records)
+        parts.append({
+            "budget": budget, "note": experiment.note(budget), "table": table, "made": made, "wanted": len(cases),
+            "plot": plots.experiment(experiment, table) if made else "",
+        })  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     heading = f"# {experiment.title}\n\n{experiment.place}."
     text = [f"## {p['budget']}: {p['note']}\n\n{markdown(p['table'])}" for p in parts]

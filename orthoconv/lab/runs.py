@@ -45,6 +45,10 @@ class ModelSpec:
 
     def build(self, data: Split) -> nn.Sequential:
         """The network for images such as those of `data`, from which it takes its statistics."""
+        return models.build(**self.options(data))
+
+    def options(self, data: Split) -> dict[str, Any]:
+        """Arguments of `orthoconv.models.build`."""
         _, channels, *size = data.images.shape
         options = asdict(self)
         normalize = options.pop("normalize")
@@ -53,7 +57,7 @@ class ModelSpec:
         if normalize == "standardize":
             options["std"] = data.images.std((0, 2, 3)).tolist()
         classes = int(data.labels.max()) + 1
-        return models.build(**options, in_channels=channels, image_size=size, classes=classes)
+        return {**options, "in_channels": channels, "image_size": size, "classes": classes}
 
 
 class Run:

@@ -1,10 +1,11 @@
 """Lipschitz-margin training (Section 5.1)."""
 
-from orthoconv.train.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint, save_weights
+from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.loop import Recipe, TrainingError, fit
 from orthoconv.train.loss import hinge_loss
 from orthoconv.train.schedule import piecewise_triangular
 from orthoconv.train.wasserstein import CriticRecipe, WassersteinEstimate, wasserstein_distance
+from orthoconv.weights import CheckpointError, load_weights, save_weights
 
 __all__ = [
     "CheckpointError",

@@ -1,19 +1,14 @@
-"""Checkpoints: one safetensors file with a JSON header, written whole or not at all, and checked when read."""
+"""Checkpoints: everything that a run goes on from, in one file."""
 
-__all__ = ["CheckpointError", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+__all__ = ["load_checkpoint", "save_checkpoint"]
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from orthoconv.files import sha256, write_atomically
-
-
-class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the message has its path and the reason."""
+from orthoconv.weights import load_into, read, write
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -23,13 +18,13 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     tensors |= {f"optimizer.{i}.{k}": v for i, s in saved["state"].items() for k, v in s.items()}
     tensors["rng"] = torch.get_rng_state()
     groups = [{k: v for k, v in group.items() if k != "params"} for group in saved["param_groups"]]
-    _write(path, tensors, {"state": state, "groups": groups})
+    write(path, tensors, {"state": state, "groups": groups})
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put the model, the optimizer and the random state back, and return `state`."""
-    tensors, header = _read(path)
-    _load_model(path, model, tensors)
+    tensors, header = read(path)
+    load_into(path, model, tensors)
     saved = optimizer.state_dict()
     states: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -43,65 +38,3 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     torch.set_rng_state(tensors["rng"])
     state: dict[str, Any] = header["state"]
     return state
-
-
-def save_weights(path: Path, model: nn.Module, card: dict[str, Any]) -> None:
-    """Write the model alone, with `card`, which must be JSON."""
-    _write(path, {f"model.{k}": v for k, v in model.state_dict().items()}, {"state": card})
-
-
-def load_weights(path: Path, model: nn.Module | None) -> dict[str, Any]:
-    """Put the weights of a file by `save_weights` or `save_checkpoint` into `model`, and return what goes with them.
-
-    Without a model it only returns what goes with them.
-    """
-    tensors, header = _read(path)
-    if model is not None:
-        _load_model(path, model, tensors)
-    state: dict[str, Any] = header["state"]
-    return state
-
-
-def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    from safetensors.torch import save
-
-    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    data = save(tensors, {"orthoconv": json.dumps({**header, "sha256": sha256(tensors)})})
-    try:
-        write_atomically(path, lambda file: file.write(data))
-    except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error}; what was there before is unchanged") from error
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["orthoconv"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except KeyError as error:
-        raise CheckpointError(f"{path} is not a checkpoint of orthoconv: it has no header {error}") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if header.get("sha256") != sha256(tensors):
-        raise CheckpointError(f"{path} is damaged: its tensors do not have the digest that it was written with")
-    return tensors, header
-
-
-def _load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-    own = model.state_dict()
-    differences = [
-        f"{k}: {tuple(weights[k].shape) if k in weights else 'missing'} in the file, "
-        f"{tuple(own[k].shape) if k in own else 'missing'} in the model"
-        for k in [*own, *(k for k in weights if k not in own)]
-        if k not in weights or k not in own or weights[k].shape != own[k].shape
-    ]
-    if differences:
-        raise CheckpointError(
-            f"{path} is of another architecture; {len(differences)} tensors differ, the first is {differences[0]}"
-        )
-    model.load_state_dict(weights)

@@ -16,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from orthoconv.data.batches import augment, epoch_order, generator
 from orthoconv.data.split import Split
-from orthoconv.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.distributed import World, total
 from orthoconv.train.loss import hinge_loss
 from orthoconv.train.schedule import piecewise_triangular
+from orthoconv.weights import CheckpointError
 
 
 class TrainingError(Exception):

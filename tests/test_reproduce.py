@@ -1,0 +1,244 @@
+"""Experiments, their records, and the tables made of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from orthoconv import models
+from orthoconv.lab import reproduce as command
+from orthoconv.lab.cli import main
+from orthoconv.lab.experiments import BUDGETS, Experiment, experiments_folder, load_experiment, names
+from orthoconv.lab.kinds import digest, metrics_of
+from orthoconv.lab.rates import best_rates
+from orthoconv.lab.tables import Cell, make_table, markdown, read_records, records_of
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+NAMES = names()
+
+
+def test_every_table_and_figure_has_a_file() -> None:
+    assert len(NAMES) == 12
+    for name in NAMES:
+        text = (experiments_folder() / f"{name}.yaml").read_text()
+        opening = text[: text.index("\ntitle:")]
+        assert re.match(r"# \d+\. ", opening)
+        assert f"orthoconv reproduce {name}" in opening
+        assert "Cost" in opening
+        assert "CPU cores" in opening or "kwlarge_provable" in opening
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_budget_resolves(name: str) -> None:
+    experiment = load_experiment(name)
+    for budget in BUDGETS:
+        cases = experiment.cases(budget)
+        assert cases
+        assert len({case.hash for case in cases}) == len(cases), "each run is another one"
+        table = make_table(experiment, budget, [])
+        assert "missing" in markdown(table)
+    known = {(row.key, column) for row in make_table(experiment, "paper", []).rows for column in table.columns}
+    told = {(key, column) for column, cells in experiment.paper.items() for key in cells}
+    assert told <= known, "each figure of the paper has a place"
+
+
+def test_the_paper_is_quoted_right() -> None:
+    """A few figures, typed from the paper once more."""
+    provable, residual = load_experiment("kwlarge_provable"), load_experiment("residual_empirical")
+    assert provable.paper["Cayley"]["certified"] == [59.16, 0.36]
+    assert provable.paper["SVCM"]["empirical_lipschitz"] == [0.570, 0.02]
+    assert residual.paper["ResNet9 RKO"]["autoattack"] == [71.01, 0.13]
+    assert load_experiment("baselines").paper["ResNet9 plain"]["clean"] == [89.22, 0.18]
+    assert load_experiment("runtimes").paper["bcop"]["kwlarge 3"] == [round(135.95 / 32.30, 2)]
+    assert load_experiment("wasserstein").paper["OSSN"]["distance"] == [7.50]
+
+
+# Records
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_are_what_the_records_say(name: str) -> None:
+    """No figure was written by hand: each table in results is made again from the records."""
+    experiment, records = load_experiment(name), read_records(RESULTS)
+    path = RESULTS / f"{name}.md"
+    made = any(records_of(case, experiment, records) for b in BUDGETS[1:] for case in experiment.cases(b))
+    assert path.exists() or not made
+    text = path.read_text() if path.exists() else ""
+    tables = re.findall(r"^\|.*?(?=\n\n|\n?\Z)", text, flags=re.M | re.S)
+    for budget, table in zip(re.findall(r"^## (\w+)", text, flags=re.M), tables, strict=True):
+        assert table == command.table_text(experiment, budget, records)
+        cells = make_table(experiment, budget, records).cells.values()
+        if 2 * sum(bool(cell.ours) for cell in cells) > len(cells):  # one that is mostly there is in the documentation
+            assert table in (ROOT / "docs" / "reproducing.md").read_text()
+
+
+def test_records_are_complete() -> None:
+    for record in read_records(RESULTS):
+        assert {"config", "hash", "seed", "hardware", "seconds"} <= set(record)
+        assert re.fullmatch(r"[0-9a-f]{40}", record["hardware"]["commit"]), "made by a committed state"
+        assert record["hardware"]["torch"]
+        assert "metrics" in record or "evaluation" in record
+        if "epochs" in record and "evaluation" in record:  # what the run found, and what its evaluation found
+            assert record["epochs"][-1]["epoch"] == record["config"]["recipe"]["epochs"]
+            assert record["epochs"][-1]["test_accuracy"] == pytest.approx(record["evaluation"]["clean"], abs=2e-4)
+
+
+def test_rates_of_the_experiment_are_the_best_that_were_tried() -> None:
+    experiment = load_experiment("kwlarge_provable")
+    best = best_rates("kwlarge_provable", read_records(RESULTS))
+    for case in experiment.cases("short"):
+        if case.series in best:
+            assert case.config["recipe"]["lr"] == best[case.series], case.series
+
+
+# Running
+
+
+def call(*args: str) -> None:
+    main(list(args))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_orthogonality_in_small(here, capsys) -> None:
+    call("reproduce", "orthogonality", "--budget", "smoke")
+    out = capsys.readouterr().out
+    assert "missing" not in out
+    (record, _) = read_records(here / "runs" / "smoke")
+    ratio = record["metrics"]["128 -> 32"]
+    assert 0 < ratio["after_min"] <= ratio["after_max"] <= 1 + 1e-5
+    page = (here / "runs" / "smoke" / "orthogonality.html").read_text()
+    assert page.count("<svg") == 1
+    assert record["hash"] in page
+
+
+@pytest.mark.slow
+def test_runs_once_and_resumes(here, capsys) -> None:
+    pytest.importorskip("pyautoattack")
+    call("reproduce", "eps0", "--budget", "smoke")
+    first = read_records(here / "runs" / "smoke")
+    assert [r["x"] for r in first] == [0.25, 0.5]
+    assert all(r["experiment"] == "eps0" and r["seconds"] > 0 for r in first)
+    assert metrics_of(first[0])["clean"] == 100 * first[0]["evaluation"]["clean"]
+    capsys.readouterr()
+    call("reproduce", "eps0", "--budget", "smoke")
+    assert read_records(here / "runs" / "smoke") == first
+    out = capsys.readouterr().out
+    assert "epoch" not in out
+    assert f"| eps0 = 0.25, Clean | {100 * first[0]['evaluation']['clean']:.2f} |" in out
+
+    (here / "runs" / "smoke" / "eps0.jsonl").unlink()  # the runs are still there: only their evaluation is missing
+    call("reproduce", "eps0", "--budget", "smoke")
+    again = read_records(here / "runs" / "smoke")
+    assert "epoch" not in capsys.readouterr().out
+    assert [r["metrics"] for r in again] == [r["metrics"] for r in first]
+
+
+def test_wasserstein_in_small(here, capsys) -> None:
+    call("reproduce", "wasserstein", "--budget", "smoke", "--only", "[Cayley, RKO]")
+    assert [line.count("missing") for line in capsys.readouterr().out.splitlines() if line.startswith("| Dist")] == [
+        2,
+        0,
+    ]
+    options = ("--width", "0.0625", "--steps", "2", "--rates", "[0.01]", "--examples", "32")
+    call("wasserstein", "--data", "digits32", "--other", "shift", *options)
+    assert "the distance is 5.0000" in capsys.readouterr().out
+
+
+def test_rates(here, capsys) -> None:
+    options = ("--data", "digits32", "--examples", "256", "--only", "[Cayley]", "--grid", "[0.001, 0.01]")
+    call("rates", "kwlarge_provable", *options)
+    records = read_records(here / "results")
+    assert [r["config"]["recipe"]["lr"] for r in records] == [0.001, 0.01]
+    by_rate = {r["config"]["recipe"]["lr"]: r["metrics"]["accuracy"] for r in records}
+    best = best_rates("kwlarge_provable", records)["Cayley"]
+    assert by_rate[best] == max(by_rate.values())
+    assert f"best for Cayley: {best:g}" in capsys.readouterr().out
+    call("rates", "kwlarge_provable", *options)
+    assert read_records(here / "results") == records
+
+
+@pytest.mark.slow
+def test_smoke_of_everything(here, capsys) -> None:
+    pytest.importorskip("pyautoattack")
+    call("reproduce", "all", "--budget", "smoke")
+    for name in NAMES:
+        table = make_table(load_experiment(name), "smoke", read_records(here / "runs" / "smoke"))
+        wanted = {"runtimes", "runtime_panels"}  # which time less in small
+        assert name in wanted or all(cell.ours for cell in table.cells.values()), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "the experiments are orthogonality, .* got 'nothing'"),
+        (["eps0", "--only", "[BCOP]"], "eps0 has the columns Cayley; got 'BCOP'"),
+    ],
+)
+def test_refusals(here, arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        call("reproduce", *arguments)
+
+
+def test_bad_files(here) -> None:
+    with pytest.raises(ValueError, match=r"x.yaml has the field 'tilte'"):
+        Experiment("x", {"tilte": 1})
+    with pytest.raises(ValueError, match=r"x.yaml lacks the field 'budgets'"):
+        Experiment("x", {"title": "", "place": "", "kind": "train", "rows": []})
+    with pytest.raises(ValueError, match=r"kind must be one of train, .* got 'guess'"):
+        Experiment("x", {"title": "", "place": "", "kind": "guess", "rows": [], "budgets": {}})
+    (here / "a.jsonl").write_text('{"config": {}}\nnonsense\n')
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2 is not a record"):
+        read_records(here)
+    with pytest.raises(SystemExit, match="runtimes has no columns that a learning rate is chosen for"):
+        call("rates", "runtimes")
+
+
+# Tables
+
+
+def test_cells() -> None:
+    assert Cell([], [1.0]).text(2) == "missing"
+    assert Cell([1.0], []).text(2) == "1.00"
+    assert Cell([1.0, 3.0], []).text(1) == "2.0 ± 1.4 (n = 2)"
+    assert Cell([], [75.33, 0.41]).said(2) == "75.33 ± 0.41"
+    assert Cell([], []).said(2) == ""
+
+
+def test_records_match_by_what_was_run_alone() -> None:
+    """Not by the name of the experiment; a changed field makes another run, a new field with its default does not."""
+    experiment = load_experiment("kwlarge_provable")
+    case = next(c for c in experiment.cases("short") if c.series == "Cayley")
+    evaluation = {"attacked": 1000, "examples": 10_000}
+    record = json.loads(json.dumps({"config": {**case.config, "data_dir": None}, "evaluation": evaluation}))
+    assert records_of(case, experiment, [record]) == [record]
+    old = json.loads(json.dumps(record))
+    del old["config"]["examples"], old["config"]["recipe"]["project_every"]
+    assert records_of(case, experiment, [old]) == [old]
+    other = json.loads(json.dumps(record))
+    other["config"]["recipe"]["lr"] = 0.5
+    assert records_of(case, experiment, [other]) == []
+    few = {**record, "evaluation": {"attacked": 10, "examples": 10_000}}
+    assert records_of(case, experiment, [few]) == [], "fewer images were attacked than the budget asks for"
+    assert digest({"a": 1}) != digest({"a": 2})
+
+
+# Networks that come with the package
+
+
+def test_pretrained_is_what_its_card_says() -> None:
+    for name in models.PRETRAINED:
+        model, about = models.pretrained(name), models.card(name)
+        assert not model.training
+        assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+        assert about["figures"]["clean"] > 0.7
+        assert f'models.pretrained("{name}")' in (ROOT / "docs" / "cards" / f"{name}.md").read_text()
+    with pytest.raises(ValueError, match=r"name must be one of .*, got 'vgg'"):
+        models.pretrained("vgg")

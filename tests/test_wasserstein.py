@@ -1,0 +1,103 @@
+"""The Wasserstein distance, where it is known."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orthoconv import models
+from orthoconv.data import load
+from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
+from orthoconv.train import CriticRecipe, TrainingError, wasserstein_distance
+
+SHIFT = 5.0
+
+
+@pytest.fixture(scope="module")
+def samples() -> tuple[Tensor, Tensor]:
+    """Digits of 16 x 16 and the same digits moved by a vector of norm `SHIFT`, which is their distance."""
+    x = load("digits")[0].images[:200].repeat_interleave(2, 2).repeat_interleave(2, 3)
+    v = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0))
+    return x + SHIFT * v / v.norm(), x
+
+
+class Unbounded(nn.Linear):
+    """A layer that no rule knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) ** 2
+
+
+def critic(conv: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    return models.build("critic", conv, width=0.125, kernel_size=4, in_channels=1, image_size=16, classes=1)
+
+
+def test_a_shift_is_found_and_not_exceeded(samples) -> None:
+    p, q = samples
+    seen = []
+    recipe = CriticRecipe(steps=100, batch_size=32, lr=0.01)
+    found = wasserstein_distance(critic("cayley"), p, q, recipe, on_step=lambda step, gain: seen.append(step))
+    assert 0.95 * SHIFT <= found.distance <= SHIFT * (1 + 1e-6)
+    assert found.lipschitz == pytest.approx(1, abs=1e-5)
+    assert seen == list(range(1, 101))
+
+
+@pytest.mark.parametrize("conv", ["cayley", "bcop", "rko", "ossn", "svcm", "plain"])
+def test_no_critic_exceeds_the_distance(samples, conv: str) -> None:
+    """Nor one whose layers expand: its own bound is divided by."""
+    p, q = samples
+    network = critic(conv)
+    if conv == "plain":
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(10)
+    found = wasserstein_distance(network, p, q, CriticRecipe(steps=5, batch_size=16, lr=0.01))
+    assert 0 < found.distance <= SHIFT * (1 + 1e-6)
+    if conv == "plain":
+        with torch.no_grad():
+            assert network(p).mean() - network(q).mean() > SHIFT, "the negative control: without the bound it would"
+
+
+def test_a_sample_has_no_distance_to_itself(samples) -> None:
+    _, q = samples
+    found = wasserstein_distance(critic("cayley"), q, q.flip(0), CriticRecipe(steps=5, batch_size=16))
+    assert abs(found.distance) < 1e-6
+
+
+def test_held_out_samples_are_what_is_reported(samples) -> None:
+    p, q = samples
+    recipe = CriticRecipe(steps=5, batch_size=16)
+    found = wasserstein_distance(critic("cayley"), p, q, recipe, held_out=(q[:50], q[:50]))
+    assert abs(found.distance) < 1e-6
+
+
+def test_refusals(samples) -> None:
+    p, q = samples
+    with pytest.raises(ValueError, match=r"same shape, got \(1, 16, 16\) and \(1, 8, 8\)"):
+        wasserstein_distance(critic("cayley"), p, q[..., :8, :8])
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        CriticRecipe(steps=0)
+    with pytest.raises(ValueError, match="decay must be positive and finite, got -1"):
+        CriticRecipe(decay=-1)
+    with pytest.raises(TrainingError, match="step 1: the difference is nan"):
+        wasserstein_distance(critic("cayley"), p * float("nan"), q)
+    with pytest.raises(ValueError, match="multiples of 8, got 8 x 12"):
+        GeneratorSpec().networks(torch.Size([1, 8, 12]))
+    with pytest.raises(TypeError, match="Unbounded"):
+        wasserstein_distance(nn.Sequential(nn.Flatten(), Unbounded(256, 1)), p, q, CriticRecipe(1, 4))
+
+
+def test_the_generator_learns_and_is_kept(tmp_path) -> None:
+    """After some steps its images are nearer to the digits than at first, and they are the same when read again."""
+    images = load("digits")[0].images
+    spec = GeneratorSpec(steps=60, channels=8, latent=8, batch_size=32, lr=2e-3)
+    path = tmp_path / "generator.safetensors"
+    make = trained_generator(spec, images, path)
+    made = samples_of(make, spec.latent, 100, seed=1)
+    assert made.shape == (100, 1, 8, 8)
+    assert 0 <= made.min() <= made.max() <= 1
+    torch.manual_seed(spec.seed)
+    before = samples_of(spec.networks(images.shape[1:])[0], spec.latent, 100, seed=1)
+    mean = images.mean(0)
+    assert (made.mean(0) - mean).norm() < 0.5 * (before.mean(0) - mean).norm()
+    torch.testing.assert_close(samples_of(trained_generator(spec, images, path), spec.latent, 100, seed=1), made)
