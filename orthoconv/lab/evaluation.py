@@ -97,11 +97,12 @@ def evaluate_model(
         "apgd_ce": partial(apgd, model, ball=ball, loss="ce", iterations=apgd_iterations, seed=seed),
         "apgd_dlr": partial(apgd, model, ball=ball, loss="dlr", iterations=apgd_iterations, seed=seed),
     }
-    stronger = {e: partial(pgd, model, ball=L2Ball(e), generator=source) for e in found.eps}
+    others = {e: partial(pgd, model, ball=L2Ball(e), generator=source) for e in found.eps if e != eps}
     with frozen(model):
         survived = {name: _attack(model, part, radius, eps, name, run, folder) for name, run in attacks.items()}
-        curve = {e: _attack(model, part, radius, e, f"pgd at {e:.3f}", run, folder) for e, run in stronger.items()}
+        curve = {e: _attack(model, part, radius, e, f"pgd at {e:.3f}", run, folder) for e, run in others.items()}
         constants = [empirical_lipschitz(model, x, eps, generator=source) for x, _ in batches(part, _CHUNK)]
+    curve[eps] = survived["pgd"]
     both = survived["apgd_ce"] & survived["apgd_dlr"]
     row = {
         "clean": found.clean_accuracy,
@@ -114,7 +115,7 @@ def evaluate_model(
         "attacked_clean": float(found.correct[:n].double().mean()),
         **{name: float(alive.double().mean()) for name, alive in survived.items()},
         "autoattack": float(both.double().mean()),
-        "pgd_curve": {f"{e:.6g}": float(alive.double().mean()) for e, alive in curve.items()},
+        "pgd_curve": {f"{e:.6g}": float(alive.double().mean()) for e, alive in sorted(curve.items())},
         "empirical_lipschitz": float(torch.stack([c.max() for c in constants]).mean()),
         "apgd_iterations": apgd_iterations,
         "hardware": hardware(),

@@ -100,7 +100,9 @@ def _train_and_evaluate(config: Config, context: Context) -> Config:
 
 
 def _evaluated(record: Config, evaluation: Config) -> bool:
-    found = record["evaluation"]
+    found = record.get("evaluation")
+    if found is None:  # of another kind, that trains the same network
+        return False
     wanted = evaluation.get("attack_examples", 1000) or found["examples"]
     return bool(found["attacked"] >= min(wanted, found["examples"]))
 

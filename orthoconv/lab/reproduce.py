@@ -19,6 +19,7 @@ def reproduce(
     name: str,
     budget: Literal["smoke", "short", "paper"] = "smoke",
     only: list[str] | None = None,
+    seeds: list[int] | None = None,
     results: Path | None = None,
     runs: Path = Path("runs/reproduce"),
     data_dir: Path | None = None,
@@ -31,6 +32,7 @@ def reproduce(
         budget: smoke (minutes for the whole list, on enlarged digits: shows that it works, and nothing else), short
             (hours on two cores), or paper (its own number of epochs and seeds).
         only: Columns to run; by default all.
+        seeds: Seeds to run; by default all that the budget asks for.
         results: Folder of the records, to which NAME.jsonl, NAME.md and NAME.html are written; by default results, and
             for smoke runs/smoke.
         runs: Folder for the runs themselves, which go on where they were stopped.
@@ -43,7 +45,7 @@ def reproduce(
         _require_columns(experiment, only)
         if run:
             for case in experiment.cases(budget):
-                if only is None or case.series in only:
+                if (only is None or case.series in only) and (seeds is None or case.seed in seeds):
                     _complete(experiment, budget, case, folder, Context(runs, data_dir, case.evaluation))
         print(f"\n{experiment.title} ({experiment.place}), {budget}: {experiment.note(budget)}\n")
         print(table_text(experiment, budget, read_records(folder)))

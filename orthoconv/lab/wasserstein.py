@@ -85,7 +85,7 @@ def wasserstein(
                       recipe={"steps": steps})  # fmt: skip
     found = estimate_distance(spec, runs, data_dir)
     for rate, distance in found["by_rate"].items():
-        print(f"learning rate {rate}: {distance:.4f}")
+        print(f"learning rate {rate}: {'diverged' if distance is None else round(distance, 4)}")
     print(f"distance at least {found['distance']:.4f}, Lipschitz bound of the critic {found['lipschitz']:.7f}")
     if other == "shift":
         print(f"the distance is {shift:.4f}: {found['distance'] / shift:.2%} of it")
@@ -94,7 +94,8 @@ def wasserstein(
 def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """The best estimate over the learning rates, on held-out samples where the distance is to a generator."""
     (p, q), held_out = _samples(spec, runs, data_dir)
-    by_rate, best = {}, (-math.inf, math.nan)
+    by_rate: dict[str, float | None] = {}
+    best = (-math.inf, math.nan)
     for rate in spec.rates:
         torch.manual_seed(spec.seed)
         critic = models.build(
@@ -105,10 +106,12 @@ def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> di
         try:
             found = _with_bar(critic, p, q, recipe, held_out, f"{spec.conv}, {rate}")
         except TrainingError:  # too high a rate
-            by_rate[str(rate)] = math.nan
+            by_rate[str(rate)] = None
             continue
         by_rate[str(rate)] = found.distance
         best = max(best, (found.distance, found.lipschitz))
+    if math.isinf(best[0]):
+        raise TrainingError(f"every learning rate of {list(spec.rates)} was too high")
     figures: dict[str, Any] = {"distance": best[0], "lipschitz": best[1], "by_rate": by_rate}
     if spec.other == "shift":
         figures["share"] = 100 * best[0] / spec.shift
