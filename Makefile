@@ -11,7 +11,7 @@ help: ## list the targets
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,attacks,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,attacks,export,dev]'
 	touch $@
 
 demo: .venv/.installed ## train, certify and attack on digits, and write a page that shows it

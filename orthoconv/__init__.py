@@ -2,6 +2,7 @@
 
 from orthoconv import fourier, linalg, models, nn, testing
 from orthoconv.certify import certified_radius, certify
+from orthoconv.export import export
 from orthoconv.linalg import cayley
 from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound, register_lipschitz_rule
 from orthoconv.nn.memory import frozen
@@ -13,6 +14,7 @@ __all__ = [
     "certified_radius",
     "certify",
     "empirical_lipschitz",
+    "export",
     "fourier",
     "frozen",
     "linalg",

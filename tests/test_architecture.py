@@ -16,7 +16,7 @@ TIERS = [
     {"fourier"},
     {"nn"},
     {"models", "lipschitz"},
-    {"certify", "attacks", "data"},
+    {"certify", "attacks", "data", "export"},
     {"train"},
     {"lab"},
 ]

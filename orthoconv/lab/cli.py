@@ -14,6 +14,7 @@ from orthoconv.lab import bench
 from orthoconv.lab.datasets import data
 from orthoconv.lab.demo import demo
 from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
+from orthoconv.lab.exporting import export
 from orthoconv.lab.publish import publish
 from orthoconv.lab.rates import rates
 from orthoconv.lab.report import report
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Any] = {
     "wasserstein": wasserstein,
     "report": report,
     "publish": publish,
+    "export": export,
 }
 EXPECTED = (
     BrokenCertificateError,
