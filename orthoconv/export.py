@@ -154,14 +154,18 @@ class _Sized(_Plain):
     def __init__(self, layer: BaseConv2d, size: Pair) -> None:
         super().__init__(layer)
         self.size = size
+        inner = layer._divide(size, (1, 1) if layer.transposed else layer.stride)
+        self.margin = [torus - n for torus, n in zip(layer._torus(inner), inner, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[-2:]) != self.size:
             raise ValueError(f"this model was exported for images of {self.size} here, got {tuple(x.shape[-2:])}")
-        if self.transposed:
-            y = depth_to_space(self.convolve(x), self.stride)
-        else:
-            y = self.convolve(space_to_depth(x, self.stride))
+        x = x if self.transposed else space_to_depth(x, self.stride)
+        h, w = x.shape[-2:]
+        if any(self.margin):  # padding by zeros
+            x = F.pad(x, (0, self.margin[1], 0, self.margin[0]))
+        y = self.convolve(x)[..., :h, :w]
+        y = depth_to_space(y, self.stride) if self.transposed else y
         return y if self.bias is None else y + self.bias[:, None, None]
 
     def convolve(self, x: Tensor) -> Tensor:

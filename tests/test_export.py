@@ -29,10 +29,11 @@ from orthoconv.nn import (
 LAYERS = [
     CayleyConv2d, CayleyConvTranspose2d, BCOPConv2d, RKOConv2d, OSSNConv2d, SVCMConv2d, CircularConv2d,
 ]  # fmt: skip
+OPTIONS = [{}, {"stride": 2}, {"groups": 2}, {"dilation": 2, "bias": False}, {"padding_mode": "zeros"}]
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"groups": 2}, {"dilation": 2}, {"bias": False}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("k", [1, 3, 4])
 def test_every_layer(kind: type, options: dict[str, int], k: int) -> None:
     layer = kind(4, 6, k, **options, dtype=torch.float64).eval()

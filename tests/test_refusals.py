@@ -11,7 +11,7 @@ CONSTRUCTOR = [
     ({"padding": "valid"}, r"padding must be .*got 'valid'"),
     ({"padding": (1, 2)}, r"got \(1, 2\)"),
     ({"padding": 1, "kernel_size": 2}, r'padding must be "same" with kernel_size=\(2, 2\)'),
-    ({"padding_mode": "zeros"}, r"padding_mode must be \"circular\", got 'zeros'"),
+    ({"padding_mode": "reflect"}, r"padding_mode must be \"circular\" or \"zeros\", got 'reflect'"),
     ({"groups": 3}, r"groups must divide the channels 4 -> 6, got 3"),
     ({"groups": 0}, r"groups must be a positive int, got 0"),
     ({"stride": 0}, r"stride must be a positive int or a pair of them, got 0"),

@@ -51,8 +51,8 @@ class BaseConv2d(Reparametrized):
         groups = positive_int("groups", groups)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups must divide the channels {in_channels} -> {out_channels}, got {groups}")
-        if padding_mode != "circular":
-            raise ValueError(f'padding_mode must be "circular", got {padding_mode!r}')
+        if padding_mode not in ("circular", "zeros"):
+            raise ValueError(f'padding_mode must be "circular" or "zeros", got {padding_mode!r}')
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = pair("kernel_size", kernel_size)
@@ -81,6 +81,11 @@ class BaseConv2d(Reparametrized):
         (kh, kw), (sh, sw) = self.kernel_size, self.stride
         return o, i * sh * sw // self.groups, max(1, kh // sh), max(1, kw // sw)
 
+    @property
+    def _is_cropped(self) -> bool:
+        """Whether something is lost at the border: with padding by zeros, unless there is one tap."""
+        return self.padding_mode == "zeros" and self.kernel_shape[2:] != (1, 1)
+
     @abstractmethod
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """Convolution of (b, c, h, w) by the operator, without stride; or its adjoint. Then the bias, if any."""
@@ -93,7 +98,8 @@ class BaseConv2d(Reparametrized):
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
         """Matrices (g, f, o, i) of the layer for input images of that size; in float64 if `double`.
 
-        The operator is that of the layer's own precision all the same.
+        The operator is that of the layer's own precision all the same. With padding by zeros it is that on the larger
+        torus, whose norm the layer does not exceed.
         """
 
     def singular_values(self, size: Pair) -> Tensor:
@@ -101,6 +107,8 @@ class BaseConv2d(Reparametrized):
 
         They are those of the operator as it is, in the layer's precision, found in float64.
         """
+        if self._is_cropped:
+            raise ValueError(f"singular values by frequency are those of a circular convolution, got {self}")
         return fourier.spectral_singular_values(self.spectrum(size, double=True).detach(), self._inner_size(size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,10 +121,11 @@ class BaseConv2d(Reparametrized):
         """
         o, i = self.kernel_shape[0], self.kernel_shape[1] * self.groups
         i, o = (o, i) if self.transposed else (i, o)
-        if i > o or not self.orthogonal:
+        orthogonal = self.orthogonal and not self._is_cropped
+        if i > o or not orthogonal:
             raise ValueError(
                 f"{type(self).__name__} {self.in_channels} -> {self.out_channels} with stride {self.stride} has no "
-                f"inverse: it {'maps' if self.orthogonal else 'is not orthogonal; it maps'} {i} channels to {o}"
+                f"inverse: it {'maps' if orthogonal else 'is not orthogonal; it maps'} {i} channels to {o}"
             )
         block = self.stride if self.transposed else (1, 1)
         self._check_input(y, self.out_channels, block)
@@ -131,10 +140,18 @@ class BaseConv2d(Reparametrized):
                 y = self._map_blocks(batch, bias, adjoint=adjoint)
             elif adjoint:
                 inner = bias if bias is None else bias.repeat_interleave(math.prod(self.stride))
-                y = depth_to_space(self.convolve(batch, inner, adjoint=True), self.stride)
+                y = depth_to_space(self._on_torus(batch, inner, adjoint=True), self.stride)
             else:
-                y = self.convolve(space_to_depth(batch, block), bias, adjoint=False)
+                y = self._on_torus(space_to_depth(batch, block), bias, adjoint=False)
         return y if x.ndim == 4 else y[0]
+
+    def _on_torus(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """`convolve`; with padding by zeros on a torus that has room for the kernel, of which the image is a part."""
+        h, w = x.shape[-2:]
+        if self.padding_mode == "circular":
+            return self.convolve(x, bias, adjoint=adjoint)
+        H, W = self._torus((h, w))
+        return self.convolve(F.pad(x, (0, W - w, 0, H - h)), bias, adjoint=adjoint)[..., :h, :w]
 
     def _map_blocks(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """`_map` for one tap: one matrix for each block of pixels, which nothing needs to move."""
@@ -154,7 +171,14 @@ class BaseConv2d(Reparametrized):
         return x if x.ndim == 4 else x[None]
 
     def _inner_size(self, size: int | Sequence[int]) -> Pair:
-        return self._divide(pair("size", size), (1, 1) if self.transposed else self.stride)
+        return self._torus(self._divide(pair("size", size), (1, 1) if self.transposed else self.stride))
+
+    def _torus(self, size: Pair) -> Pair:
+        """Size of the torus that an image of that size, after the downsampling, is convolved on."""
+        if self.padding_mode == "circular":
+            return size
+        (h, w), (kh, kw), (dh, dw) = size, self.kernel_shape[2:], self.dilation
+        return h + dh * (kh - 1), w + dw * (kw - 1)
 
     def _divide(self, size: Sequence[int], block: Pair) -> Pair:
         (h, w), (sh, sw) = size, block
@@ -181,7 +205,7 @@ class BaseConv2d(Reparametrized):
         )
 
     def extra_repr(self) -> str:
-        optional = {"stride": (1, 1), "dilation": (1, 1), "groups": 1}
+        optional = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding_mode": "circular"}
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         parts += [f"{k}={getattr(self, k)}" for k, usual in optional.items() if getattr(self, k) != usual]
         return ", ".join(parts + ["bias=False"] * (self.bias is None))

@@ -98,7 +98,8 @@ class CayleyConv2d(_Cayley):
         dilation: Distance of the taps, an int or a pair.
         groups: Number of blocks of channels, each orthogonal by itself.
         bias: Whether to add a learnable bias.
-        padding_mode: "circular".
+        padding_mode: "circular", or "zeros": the image is a part of a torus with room for the kernel, zero elsewhere,
+            and the result is cropped. That never increases norms, but keeps them no longer, and has no inverse.
         signs: Fixed signs of the input channels, after downsampling, that multiply the transform: None for none,
             "random", or a sequence of 1 and -1. Without them no operator has the eigenvalue -1 (Section 4.1).
 
