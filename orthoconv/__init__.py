@@ -2,6 +2,7 @@
 
 from orthoconv import fourier, linalg, models, nn, testing
 from orthoconv.certify import certified_radius, certify
+from orthoconv.convert import ConversionError, convert
 from orthoconv.export import export
 from orthoconv.linalg import cayley
 from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound, register_lipschitz_rule
@@ -9,10 +10,12 @@ from orthoconv.nn.memory import frozen
 
 __version__ = "0.1.0"
 __all__ = [
+    "ConversionError",
     "__version__",
     "cayley",
     "certified_radius",
     "certify",
+    "convert",
     "empirical_lipschitz",
     "export",
     "fourier",

@@ -92,7 +92,7 @@ def _is_faithful(cls: type) -> bool:
 
     `operator` and its parts are harmless: the bound of a layer of ours is that of what they return.
     """
-    if cls.__module__.startswith(("orthoconv.nn.", "torch.nn.utils.parametrize")):
+    if cls.__module__.startswith(("orthoconv.nn.", "torch.nn.utils.parametrize", "torch.fx.graph_module")):
         return True
     methods = {k for k, v in vars(cls).items() if callable(v) or isinstance(v, staticmethod | classmethod | property)}
     return methods <= {"__init__", "__repr__", "extra_repr", "reset_parameters", "operator", "orthogonalize", "sources"}

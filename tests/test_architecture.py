@@ -16,7 +16,7 @@ TIERS = [
     {"fourier"},
     {"nn"},
     {"models", "lipschitz"},
-    {"certify", "attacks", "data", "export"},
+    {"certify", "attacks", "convert", "data", "export"},
     {"train"},
     {"lab"},
 ]

@@ -86,9 +86,10 @@ def test_records_are_complete() -> None:
             assert record["epochs"][-1]["test_accuracy"] == pytest.approx(record["evaluation"]["clean"], abs=2e-4)
 
 
-def test_rates_of_the_experiment_are_the_best_that_were_tried() -> None:
-    experiment = load_experiment("kwlarge_provable")
-    best = best_rates("kwlarge_provable", read_records(RESULTS))
+@pytest.mark.parametrize("name", ["kwlarge_provable", "residual_empirical", "baselines"])
+def test_rates_of_the_experiment_are_the_best_that_were_tried(name: str) -> None:
+    experiment = load_experiment(name)
+    best = best_rates(name, read_records(RESULTS))
     for case in experiment.cases("short"):
         if case.series in best:
             assert case.config["recipe"]["lr"] == best[case.series], case.series

@@ -9,7 +9,7 @@ from orthoconv.nn.linear import BjorckLinear, CayleyLinear
 from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import ScaledAvgPool2d
-from orthoconv.nn.residual import ConvexResidual
+from orthoconv.nn.residual import ConvexResidual, ConvexSum
 from orthoconv.nn.rko import RKOConv2d
 from orthoconv.nn.svcm import SVCMConv2d
 
@@ -21,6 +21,7 @@ __all__ = [
     "CayleyLinear",
     "CircularConv2d",
     "ConvexResidual",
+    "ConvexSum",
     "GroupSort",
     "InvertibleDownsample",
     "MaxMin",

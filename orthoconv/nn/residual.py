@@ -1,6 +1,6 @@
 """Residual connections that are not expansive (Section 5.1)."""
 
-__all__ = ["ConvexResidual"]
+__all__ = ["ConvexResidual", "ConvexSum"]
 
 import torch
 from torch import Tensor, nn
@@ -33,3 +33,21 @@ class ConvexResidual(nn.Module):
         if y.shape != z.shape:
             raise ValueError(f"ConvexResidual needs branches of one shape, got {tuple(y.shape)} and {tuple(z.shape)}")
         return torch.add(s * y, (1 - s) * z)
+
+
+class ConvexSum(nn.Module):
+    """Convex combination s x + (1 - s) y of two inputs, s = sigmoid(alpha) learnable, in place of a sum.
+
+    >>> ConvexSum()(torch.zeros(3), torch.ones(3))
+    tensor([0.5000, 0.5000, 0.5000], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.shape != y.shape:
+            raise ValueError(f"ConvexSum needs inputs of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
+        s = torch.sigmoid(self.alpha)
+        return torch.add(s * x, (1 - s) * y)

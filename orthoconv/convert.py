@@ -1,0 +1,285 @@
+"""An existing network made 1-Lipschitz, layer by layer, and the bound of a network that torch.fx has traced."""
+
+__all__ = ["ConversionError", "convert"]
+
+import copy
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn import functional as F
+
+from orthoconv.lipschitz import Child, register_lipschitz_rule
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, ScaledAvgPool2d
+from orthoconv.nn.base import pair
+
+_ADD = {torch.add, operator.add, operator.iadd, "add", "add_"}
+_RELU = {F.relu, torch.relu, torch.relu_, F.leaky_relu, F.elu, F.gelu, F.silu, "relu", "relu_"}
+_SAME = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
+         "transpose", "contiguous"}  # fmt: skip
+_NUMBERS = {"size", "dim", getattr, operator.getitem, operator.floordiv, operator.mul}
+_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish)
+_KEPT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.Tanh)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+class ConversionError(ValueError):
+    """A network that cannot be made 1-Lipschitz by the rules; the message lists every reason."""
+
+
+def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
+    """A copy of `model` whose layers are orthogonal or 1-Lipschitz, so that `lipschitz_bound` is at most 1 for it.
+
+    Its weights are new, and it is to be trained; its graph is the old one, with
+
+    - Conv2d, ConvTranspose2d, Linear as `CayleyConv2d`, `CayleyConvTranspose2d`, `CayleyLinear` of the same arguments,
+      padded by zeros or circularly as they were;
+    - ReLU and its like as `MaxMin`, or as ReLU where the number of channels is odd;
+    - batch norms left out;
+    - averages over windows that do not overlap, and over the whole image, as `ScaledAvgPool2d`; maxima over windows
+      that do overlap as maxima over windows that do not;
+    - additions of two branches as `ConvexSum`.
+
+    Arguments:
+        model: A network that torch.fx can trace.
+        input_shape: Shape of one input, without the batch.
+
+    Raises:
+        ConversionError: If a part has no rule; the message lists all such parts.
+
+    >>> from orthoconv import lipschitz_bound
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2))
+    >>> lipschitz_bound(convert(model, (3, 8, 8)), (3, 8, 8)) < 1 + 1e-5
+    True
+    """
+    try:
+        graph = _Tracer().trace(model)
+        traced = fx.GraphModule(copy.deepcopy(model).eval(), graph)
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+        with torch.no_grad():
+            ShapeProp(traced).propagate(torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device))
+    except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
+        raise ConversionError(
+            f"{type(model).__name__} cannot be traced for inputs of {tuple(input_shape)}: {error}"
+        ) from error
+    problems: list[str] = []
+    made: dict[int, nn.Module] = {}
+    for node in list(traced.graph.nodes):
+        try:
+            _convert_node(traced, node, made)
+        except ValueError as error:
+            problems.append(f"  {node.name} ({_what(traced, node)}): {error}")
+    if problems:
+        raise ConversionError("these parts cannot be made 1-Lipschitz by a rule:\n" + "\n".join(problems))
+    traced.graph.lint()
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    return traced.to(like.device, like.dtype).train(model.training)
+
+
+class _Tracer(fx.Tracer):
+    """Goes into everything but layers of torch and of this library."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m).__module__.startswith("orthoconv.nn") or super().is_leaf_module(m, module_qualified_name)
+
+
+def _what(traced: fx.GraphModule, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return type(traced.get_submodule(str(node.target))).__name__
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _shape(node: Any) -> torch.Size:
+    """Shape of the value of a node, batch included."""
+    found = node.meta.get("tensor_meta") if isinstance(node, fx.Node) else None
+    if found is None:
+        raise ValueError("its input is not a tensor that could be followed")
+    shape: torch.Size = found.shape
+    return shape
+
+
+def _convert_node(traced: fx.GraphModule, node: fx.Node, made: dict[int, nn.Module]) -> None:
+    if node.op == "call_module":
+        old = traced.get_submodule(str(node.target))
+        if id(old) not in made:
+            made[id(old)] = new = _convert_module(old, _shape(node.args[0]))
+            _set(traced, str(node.target), new)
+            made[id(new)] = new  # where it stands already
+        elif traced.get_submodule(str(node.target)) is not made[id(old)]:
+            _set(traced, str(node.target), made[id(old)])
+    elif node.op in ("call_function", "call_method"):
+        _convert_call(traced, node)
+    elif node.op == "get_attr":
+        raise ValueError("a tensor of the network is used outside a layer")
+
+
+def _convert_module(m: nn.Module, shape: torch.Size) -> nn.Module:
+    """The 1-Lipschitz module in place of `m`, for inputs of that shape."""
+    if type(m).__module__.startswith("orthoconv.nn") or isinstance(m, _KEPT):
+        return m
+    if isinstance(m, nn.Conv2d):
+        options: Any = {"stride": m.stride, "padding": m.padding, "dilation": m.dilation, "groups": m.groups}
+        bias, mode = m.bias is not None, m.padding_mode
+        return CayleyConv2d(m.in_channels, m.out_channels, m.kernel_size, **options, bias=bias, padding_mode=mode)
+    if isinstance(m, nn.ConvTranspose2d):
+        padding: Any = m.padding  # torch has it by zeros alone
+        return CayleyConvTranspose2d(
+            m.in_channels, m.out_channels, m.kernel_size, m.stride, padding, m.output_padding, m.groups,
+            m.bias is not None, m.dilation, m.padding_mode,
+        )  # fmt: skip
+    if isinstance(m, nn.Linear):
+        return CayleyLinear(m.in_features, m.out_features, m.bias is not None)
+    if isinstance(m, _ACTIVATIONS):
+        return _activation(shape)
+    if isinstance(m, _NORMS):
+        return nn.Identity()
+    if isinstance(m, nn.AvgPool2d):
+        return _average(m.kernel_size, m.stride, m.padding)
+    if isinstance(m, nn.MaxPool2d):
+        return _maximum(m.kernel_size, m.stride)
+    if isinstance(m, nn.AdaptiveAvgPool2d):
+        return _whole(m.output_size, shape)
+    raise ValueError("there is no rule for it")
+
+
+def _convert_call(traced: fx.GraphModule, node: fx.Node) -> None:
+    """A call of a function or method: left as it is, or turned into a module."""
+    target: Any = node.target
+    if target in _SAME or (target in _NUMBERS and "tensor_meta" not in node.meta):
+        return
+    if target in _ADD:
+        branches = [a for a in node.args if isinstance(a, fx.Node)]
+        if len(branches) != 2 or node.kwargs:
+            raise ValueError("it does not add two branches")
+        if _shape(branches[0]) != _shape(branches[1]):
+            raise ValueError(
+                f"it adds branches of shapes {tuple(_shape(branches[0]))} and {tuple(_shape(branches[1]))}"
+            )
+        _call(traced, node, ConvexSum(), branches)
+    elif target in _RELU:
+        _call(traced, node, _activation(_shape(node.args[0])), node.args[:1])
+    elif target in (F.avg_pool2d, F.max_pool2d):
+        given = dict(zip(("kernel_size", "stride", "padding"), node.args[1:], strict=False)) | node.kwargs
+        k, s = given["kernel_size"], given.get("stride") or given["kernel_size"]
+        _call(
+            traced,
+            node,
+            _average(k, s, given.get("padding", 0)) if target is F.avg_pool2d else _maximum(k, s),
+            node.args[:1],
+        )
+    elif target is F.adaptive_avg_pool2d:
+        size = node.args[1] if len(node.args) > 1 else node.kwargs["output_size"]
+        _call(traced, node, _whole(size, _shape(node.args[0])), node.args[:1])
+    elif target is F.dropout:
+        _call(traced, node, nn.Identity(), node.args[:1])
+    else:
+        raise ValueError("there is no rule for it")
+
+
+def _activation(shape: torch.Size) -> nn.Module:
+    return MaxMin() if len(shape) != 3 and shape[1] % 2 == 0 else nn.ReLU()
+
+
+def _average(k: Any, s: Any, padding: Any) -> nn.Module:
+    if pair("kernel_size", k) != pair("stride", s) or padding not in (0, (0, 0)):
+        raise ValueError(f"its windows of {k} with stride {s} and padding {padding} overlap or leave the image")
+    return ScaledAvgPool2d(k)
+
+
+def _maximum(k: Any, s: Any) -> nn.Module:
+    stride = pair("stride", s)
+    (kh, kw) = pair("kernel_size", k)
+    if kh < stride[0] or kw < stride[1]:
+        raise ValueError(f"its windows of {k} with stride {s} leave pixels out")
+    return nn.MaxPool2d(stride)
+
+
+def _whole(output_size: Any, shape: torch.Size) -> nn.Module:
+    out = pair("output_size", output_size)
+    if shape[-2] % out[0] or shape[-1] % out[1]:
+        raise ValueError(f"its windows differ: {tuple(shape[-2:])} to {out}")
+    return ScaledAvgPool2d((shape[-2] // out[0], shape[-1] // out[1]))
+
+
+def _call(traced: fx.GraphModule, node: fx.Node, module: nn.Module, args: Sequence[Any]) -> None:
+    """Have `node` call `module` in place of a function."""
+    name = f"converted_{node.name}"
+    traced.add_submodule(name, module)
+    node.op, node.target, node.args, node.kwargs = "call_module", name, tuple(args), {}
+
+
+def _set(traced: fx.GraphModule, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(traced.get_submodule(parent), name, module)
+
+
+# The bound of a graph
+
+
+@register_lipschitz_rule(fx.GraphModule)
+def _graph(module: nn.Module, x: Tensor, child: Child) -> float:
+    """Each value of the graph has a bound, from those of the values that it is computed from."""
+    assert isinstance(module, fx.GraphModule)
+    if module.graph.python_code("self").src != module.code:
+        raise TypeError("lipschitz_bound takes a graph as it runs; call recompile() after changing it")
+    follower = _Follower(module, child)
+    follower.run(x)
+    if math.isnan(follower.result):
+        raise TypeError("lipschitz_bound takes graphs that return one tensor")
+    return follower.result
+
+
+class _Follower(fx.Interpreter):
+    """Runs a graph, and keeps for each value a bound of its Lipschitz constant; None for what is no tensor."""
+
+    def __init__(self, module: fx.GraphModule, child: Child) -> None:
+        super().__init__(module)
+        self.child, self.bounds, self.result = child, dict[fx.Node, float](), math.nan
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "output":
+            self.result = self.bounds.get(n.args[0], math.nan)  # type: ignore[arg-type]
+        elif isinstance(value, Tensor):
+            self.bounds[n] = self._bound(n)
+        return value
+
+    def _bound(self, n: fx.Node) -> float:
+        if n.op == "placeholder":
+            if self.bounds:
+                raise TypeError("lipschitz_bound takes graphs of one input")
+            return 1.0
+        inputs = [a for a in n.all_input_nodes if a in self.bounds]
+        bounds = [self.bounds[a] for a in inputs]
+        target: Any = n.target
+        if n.op == "call_module":
+            layer = self.fetch_attr(str(target))
+            if getattr(layer, "inplace", False):
+                raise TypeError(f"lipschitz_bound takes graphs with nothing in place, got {n.name}")
+            if type(layer) is ConvexSum and len(n.args) == 2 and len(bounds) in (1, 2):
+                s = torch.sigmoid(layer.alpha.double()).item()
+                return s * bounds[0] + (1 - s) * bounds[-1]
+            if len(bounds) == 1 and n.args == (inputs[0],) and not n.kwargs:
+                return bounds[0] * self.child(str(target), layer, self.env[inputs[0]])
+        elif target in (torch.add, operator.add, "add") and not n.kwargs and self._one_shape(inputs):
+            return sum(self.bounds[a] for a in n.args if isinstance(a, fx.Node) and a in self.bounds)
+        elif target is torch.cat and bounds:
+            listed = n.args[0]
+            assert isinstance(listed, Sequence)
+            return math.sqrt(sum(self.bounds[a] ** 2 for a in listed if isinstance(a, fx.Node)))
+        elif (
+            (target in _SAME or target in (F.relu, torch.relu, "relu"))
+            and len(bounds) == 1
+            and not n.kwargs.get("inplace")
+        ):
+            return bounds[0]
+        raise TypeError(f"lipschitz_bound has no rule for {n.op} {getattr(target, '__name__', target)}, at {n.name}")
+
+    def _one_shape(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether nothing is repeated, which would multiply its norm."""
+        return len({self.env[n].shape for n in nodes}) == 1
