@@ -1,0 +1,53 @@
+"""The examples do what they say, in small."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_are_listed() -> None:
+    listed = re.findall(r"\]\((\w+\.py)\)", (ROOT / "README.md").read_text())
+    assert sorted(listed) == sorted(p.name for p in ROOT.glob("*.py"))
+
+
+def test_one_line() -> None:
+    certified = example("one_line").main(epochs=2)
+    assert certified["plain"] < 0.05
+    assert certified["orthogonal"] > 0.5
+
+
+def test_convert_resnet() -> None:
+    assert example("convert_resnet").main() <= 1 + 1e-5
+
+
+def test_isometry(tmp_path) -> None:
+    found = example("isometry").main(depth=100, path=tmp_path / "isometry.png")
+    orthogonal = found.pop("orthogonal, MaxMin")
+    assert max(orthogonal) - min(orthogonal) < 1e-3
+    assert all(max(norms) / min(norms) > 10 for norms in found.values())
+    assert (tmp_path / "isometry.png").stat().st_size > 10_000
+
+
+def test_invertible() -> None:
+    first, last, error = example("invertible").main(steps=60)
+    assert last < first - 0.5
+    assert error < 1e-4
+
+
+@pytest.mark.slow
+def test_serve_onnx() -> None:
+    pytest.importorskip("onnxruntime")
+    assert (example("serve_onnx").main(epochs=2) > 0).all()
