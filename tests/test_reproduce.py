@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from orthoconv import models
+from orthoconv.data import load
 from orthoconv.lab import reproduce as command
 from orthoconv.lab.cli import main
 from orthoconv.lab.experiments import BUDGETS, Experiment, experiments_folder, load_experiment, names
 from orthoconv.lab.kinds import digest, metrics_of
 from orthoconv.lab.rates import best_rates
+from orthoconv.lab.runs import Run
 from orthoconv.lab.tables import Cell, make_table, markdown, read_records, records_of
+from orthoconv.train import CheckpointError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -243,3 +246,36 @@ def test_pretrained_is_what_its_card_says() -> None:
         assert f'models.pretrained("{name}")' in (ROOT / "docs" / "cards" / f"{name}.md").read_text()
     with pytest.raises(ValueError, match=r"name must be one of .*, got 'vgg'"):
         models.pretrained("vgg")
+
+
+@pytest.mark.slow
+def test_publish(here, capsys, monkeypatch) -> None:
+    """A run is published with its card; what is loaded is what was trained, and no other file is taken."""
+    pytest.importorskip("pyautoattack")
+    options = ("--recipe.epochs", "1", "--recipe.augment", "false", "--model.width", "0.25")
+    call("train", "--out", "run", *options)
+    with pytest.raises(SystemExit, match="run has no evaluation; run: orthoconv evaluate run"):
+        call("publish", "run", "small")
+    call("evaluate", "run", "--attack_examples", "20", "--apgd_iterations", "3")
+    call("publish", "run", "small", "--out", "out")
+    digest = re.search(r"SHA-256 of the weights: (\w{64})", capsys.readouterr().out).group(1)
+    card = (here / "out" / "small.md").read_text()
+    evaluation = json.loads((here / "run" / "evaluation.json").read_text())
+    assert f"| clean accuracy | {100 * evaluation['clean']:.2f} % of 500 test images |" in card
+    assert digest in card
+
+    module = __import__("sys").modules["orthoconv.models.pretrained"]
+    monkeypatch.setattr(module, "_path", lambda name: here / "out" / f"{name}.safetensors")
+    monkeypatch.setitem(models.PRETRAINED, "small", digest)
+    _, test = load("digits")
+    model = models.pretrained("small")
+    trained = Run(here / "run").load_model(load("digits")[0])
+    assert torch.equal(model(test.images), trained(test.images))
+    assert models.card("small")["figures"]["clean"] == evaluation["clean"]
+    monkeypatch.setitem(models.PRETRAINED, "small", "0" * 64)
+    with pytest.raises(CheckpointError, match=f"has weights with the SHA-256 {digest}, not 000"):
+        models.pretrained("small")
+    path = here / "out" / "small.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"small.safetensors is damaged"):
+        models.pretrained("small")
