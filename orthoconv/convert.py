@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 
-from orthoconv.lipschitz import Child, register_lipschitz_rule
+from orthoconv.lipschitz import Child, lipschitz_bound, register_lipschitz_rule, require_as_defined
 from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, ScaledAvgPool2d
 from orthoconv.nn.base import pair
 
@@ -23,7 +23,8 @@ _SAME = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten"
          "transpose", "contiguous"}  # fmt: skip
 _NUMBERS = {"size", "dim", getattr, operator.getitem, operator.floordiv, operator.mul}
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish)
-_KEPT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.Tanh)
+_KEPT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Tanh)
+_BY_SHAPE = (*_ACTIVATIONS, nn.AdaptiveAvgPool2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
@@ -56,16 +57,14 @@ def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     >>> lipschitz_bound(convert(model, (3, 8, 8)), (3, 8, 8)) < 1 + 1e-5
     True
     """
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     try:
-        graph = _Tracer().trace(model)
-        traced = fx.GraphModule(copy.deepcopy(model).eval(), graph)
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-        with torch.no_grad():
-            ShapeProp(traced).propagate(torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device))
+        traced = fx.GraphModule(copy.deepcopy(model).eval(), _Tracer().trace(model))
+        before = _shapes(traced, x)
     except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
-        raise ConversionError(
-            f"{type(model).__name__} cannot be traced for inputs of {tuple(input_shape)}: {error}"
-        ) from error
+        what = f"{type(model).__name__} cannot be traced for inputs of {tuple(input_shape)}"
+        raise ConversionError(f"{what}: {error}") from error
     problems: list[str] = []
     made: dict[int, nn.Module] = {}
     for node in list(traced.graph.nodes):
@@ -78,7 +77,32 @@ def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     traced.graph.lint()
     traced.delete_all_unused_submodules()
     traced.recompile()
-    return traced.to(like.device, like.dtype).train(model.training)
+    traced = traced.to(like.device, like.dtype).eval()
+    _check(traced, x, before)
+    return traced.train(model.training)
+
+
+def _shapes(traced: fx.GraphModule, x: Tensor) -> dict[str, torch.Size]:
+    """Shape of each value of a graph that is a tensor."""
+    with torch.no_grad():
+        ShapeProp(traced).propagate(x)
+    metas = {node.name: node.meta.get("tensor_meta") for node in traced.graph.nodes}
+    return {name: meta.shape for name, meta in metas.items() if hasattr(meta, "shape")}
+
+
+def _check(traced: fx.GraphModule, x: Tensor, before: dict[str, torch.Size]) -> None:
+    """The new network runs, with the shapes of the old one, and its bound is 1."""
+    try:
+        after = _shapes(traced, x)
+    except RuntimeError as error:
+        raise ConversionError(f"the new network does not take what the old one did: {error}") from error
+    if changed := [
+        f"  {name}: {tuple(before[name])}, now {tuple(s)}" for name, s in after.items() if before[name] != s
+    ]:
+        raise ConversionError("these values would have other shapes:\n" + "\n".join(changed))
+    bound = lipschitz_bound(traced, x.shape[1:])
+    if bound > 1 + 1e-3:
+        raise ConversionError(f"the bound is {bound:.4g}: layers of orthoconv.nn are kept as they are, and some expand")
 
 
 class _Tracer(fx.Tracer):
@@ -106,11 +130,12 @@ def _shape(node: Any) -> torch.Size:
 def _convert_node(traced: fx.GraphModule, node: fx.Node, made: dict[int, nn.Module]) -> None:
     if node.op == "call_module":
         old = traced.get_submodule(str(node.target))
-        if id(old) not in made:
-            made[id(old)] = new = _convert_module(old, _shape(node.args[0]))
-            _set(traced, str(node.target), new)
-            made[id(new)] = new  # where it stands already
-        elif traced.get_submodule(str(node.target)) is not made[id(old)]:
+        if isinstance(old, _BY_SHAPE):  # which may be another module in another place
+            _call(traced, node, _convert_module(old, _shape(node.args[0])), node.args[:1])
+        else:
+            if id(old) not in made:
+                made[id(old)] = new = _convert_module(old, _shape(node.args[0]))
+                made[id(new)] = new  # where it stands already
             _set(traced, str(node.target), made[id(old)])
     elif node.op in ("call_function", "call_method"):
         _convert_call(traced, node)
@@ -120,6 +145,8 @@ def _convert_node(traced: fx.GraphModule, node: fx.Node, made: dict[int, nn.Modu
 
 def _convert_module(m: nn.Module, shape: torch.Size) -> nn.Module:
     """The 1-Lipschitz module in place of `m`, for inputs of that shape."""
+    if isinstance(m, nn.Dropout | nn.Dropout2d):
+        return type(m)(m.p)  # not in place
     if type(m).__module__.startswith("orthoconv.nn") or isinstance(m, _KEPT):
         return m
     if isinstance(m, nn.Conv2d):
@@ -176,7 +203,8 @@ def _convert_call(traced: fx.GraphModule, node: fx.Node) -> None:
         size = node.args[1] if len(node.args) > 1 else node.kwargs["output_size"]
         _call(traced, node, _whole(size, _shape(node.args[0])), node.args[:1])
     elif target is F.dropout:
-        _call(traced, node, nn.Identity(), node.args[:1])
+        p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+        _call(traced, node, nn.Dropout(float(p)), node.args[:1])  # type: ignore[arg-type]
     else:
         raise ValueError("there is no rule for it")
 
@@ -243,11 +271,22 @@ class _Follower(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
+        if n.op != "output" and not isinstance(value, Tensor) and not self._is_free_of_data(n):
+            raise TypeError(f"lipschitz_bound cannot follow {n.name}, which takes numbers out of a tensor")
         if n.op == "output":
             self.result = self.bounds.get(n.args[0], math.nan)  # type: ignore[arg-type]
         elif isinstance(value, Tensor):
             self.bounds[n] = self._bound(n)
         return value
+
+    def _is_free_of_data(self, n: fx.Node) -> bool:
+        """Whether a value that is no tensor depends on shapes alone."""
+        if (n.op, n.target) in (("call_method", "size"), ("call_method", "dim")):
+            return True
+        if n.target is getattr:
+            return n.args[1] in ("shape", "ndim", "dtype", "device")
+        arithmetic = (operator.getitem, operator.floordiv, operator.mul, operator.add, operator.sub)
+        return n.target in arithmetic and not any(a in self.bounds for a in n.all_input_nodes)
 
     def _bound(self, n: fx.Node) -> float:
         if n.op == "placeholder":
@@ -261,6 +300,8 @@ class _Follower(fx.Interpreter):
             layer = self.fetch_attr(str(target))
             if getattr(layer, "inplace", False):
                 raise TypeError(f"lipschitz_bound takes graphs with nothing in place, got {n.name}")
+            if type(layer) is ConvexSum:
+                require_as_defined(layer, str(target))
             if type(layer) is ConvexSum and len(n.args) == 2 and len(bounds) in (1, 2):
                 s = torch.sigmoid(layer.alpha.double()).item()
                 return s * bounds[0] + (1 - s) * bounds[-1]

@@ -21,6 +21,7 @@ from orthoconv.tracing import is_eager, pull_back
 
 Orthogonalizer = Callable[[Tensor], Tensor]
 
+_CONDITION = 1e4  # of matrices whose eigenvalues are accurate enough
 _EIGEN = 128  # order of matrices from which eigenvalues are faster than iterations
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
@@ -169,11 +170,14 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
     """
     if W.shape[-2] < W.shape[-1]:
         return bjorck(W.mT, iterations).mT
-    if W.shape[-1] >= _EIGEN and is_eager(W):
-        G = W.detach().mH @ W.detach()
+    if W.shape[-1] >= _EIGEN and is_eager(W) and W.device.type != "mps":
+        fine = W.detach().to(_DOUBLE.get(W.dtype, W.dtype))
+        G = fine.mH @ fine
         if bool(torch.isfinite(G).all()):
-            Y: Tensor = _Bjorck.apply(W, iterations, *torch.linalg.eigh(G))
-            return Y
+            values, U = torch.linalg.eigh(G)
+            if bool((values[..., 0] > values[..., -1] / _CONDITION**2).all()):
+                Y: Tensor = _Bjorck.apply(W, iterations, values, U)
+                return Y
     return _iterate(W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny), iterations)
 
 
@@ -196,27 +200,29 @@ def _iterate(X: Tensor, iterations: int) -> Tensor:
 
 
 class _Bjorck(torch.autograd.Function):
-    """`_iterate` on W over its norm as W p(W* W), the polynomial p on the eigenvalues of W* W."""
+    """`_iterate` on W over its norm as W p(W* W), the polynomial p on the eigenvalues of W* W, in float64."""
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, iterations: int, values: Tensor, U: Tensor) -> Tensor:
-        ctx.iterations, ctx.square = iterations, values[..., -1:].clamp_min(torch.finfo(values.dtype).tiny)
+        ctx.iterations, ctx.square = iterations, values[..., -1:]
         ctx.save_for_backward(W, values, U)
         first = max(iterations - 2, 0)
         p, _ = _bjorck_polynomial(values / ctx.square, first)
-        Y = W @ ((U * (p / ctx.square.sqrt())[..., None, :]) @ U.mH)
-        return _iterate(Y, iterations - first)
+        P = (U * (p / ctx.square.sqrt())[..., None, :]) @ U.mH
+        return _iterate(W @ P.to(W.dtype), iterations - first)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         W, values, U = ctx.saved_tensors
         norm = ctx.square.sqrt()[..., None]
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            return *pull_back(_iterate(W / norm, ctx.iterations), (W,), (True,), grad), None, None, None
+            Y = _iterate(W / norm.to(W.real.dtype), ctx.iterations)
+            return *pull_back(Y, (W,), (True,), grad), None, None, None
         p, slopes = _bjorck_polynomial(values / ctx.square, ctx.iterations)
-        S = U.mH @ (W.mH @ grad) @ U * (slopes / norm**3)  # the gradient of W* W in the basis U (Daleckii and Krein)
+        S = (W.mH @ grad).to(U.dtype)
+        S = U.mH @ S @ U * (slopes / norm**3)  # the gradient of W* W in the basis U (Daleckii and Krein)
         P, S = (U * (p[..., None, :] / norm)) @ U.mH, U @ (S + S.mH) @ U.mH
-        return grad @ P + W @ S, None, None, None
+        return grad @ P.to(W.dtype) + W @ S.to(W.dtype), None, None, None
 
 
 def _bjorck_polynomial(values: Tensor, iterations: int) -> tuple[Tensor, Tensor]:

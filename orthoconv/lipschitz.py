@@ -70,21 +70,24 @@ def register_lipschitz_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
 def _bound(module: nn.Module, x: Tensor, path: str) -> float:
     kind = type(module)
     known = next((cls for cls in kind.__mro__ if cls in _RULES), None)
-    if (
-        known is None
-        or "forward" in vars(module)
-        or not all(map(_is_faithful, kind.__mro__[: kind.__mro__.index(known)]))
-    ):
+    if known is None or not all(map(_is_faithful, kind.__mro__[: kind.__mro__.index(known)])):
         raise TypeError(
             f"lipschitz_bound has no rule for {kind.__module__}.{kind.__name__}, at {path}; "
             f"give it one with orthoconv.register_lipschitz_rule"
         )
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise TypeError(f"lipschitz_bound cannot see what the forward hooks of {path} do; remove them")
+    require_as_defined(module, path)
     bound = _RULES[known](module, x, lambda name, child, y: _bound(child, y, f"{path}.{name}"))
     if not math.isfinite(bound):
         raise ValueError(f"lipschitz_bound found {bound} at {path} ({kind.__name__}); are its weights finite?")
     return bound
+
+
+def require_as_defined(module: nn.Module, path: str) -> None:
+    """Raise an error if a module does not do what its class says."""
+    if "forward" in vars(module):
+        raise TypeError(f"lipschitz_bound has no rule for the own forward of {path} ({type(module).__name__})")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise TypeError(f"lipschitz_bound cannot see what the forward hooks of {path} do; remove them")
 
 
 def _is_faithful(cls: type) -> bool:

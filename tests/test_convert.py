@@ -6,7 +6,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from orthoconv import ConversionError, convert, empirical_lipschitz, export, lipschitz_bound
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, ScaledAvgPool2d
+from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, Scale, ScaledAvgPool2d
 
 
 class BasicBlock(nn.Module):
@@ -133,6 +133,33 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+def test_what_is_kept_must_not_expand_and_shapes_must_stay() -> None:
+    with pytest.raises(ConversionError, match=r"the bound is 10: layers of orthoconv.nn are kept"):
+        convert(nn.Sequential(Scale(10.0)), (4,))
+    with pytest.raises(ConversionError, match=r"_0: \(2, 2, 3, 3\), now \(2, 2, 4, 4\)"):
+        convert(nn.Sequential(nn.MaxPool2d(3, 2)), (2, 8, 8))
+    with pytest.raises(ConversionError, match="does not take what the old one did"):
+        convert(nn.Sequential(nn.Conv2d(2, 2, 3, stride=2, padding=1)), (2, 7, 7))
+
+
+def test_hooks_of_a_sum_are_seen() -> None:
+    new = convert(ResNet(), (3, 16, 16)).eval()
+    next(m for m in new.modules() if isinstance(m, ConvexSum)).register_forward_hook(lambda m, i, o: 100 * o)
+    with pytest.raises(TypeError, match="forward hooks"):
+        lipschitz_bound(new, (3, 16, 16))
+
+
+def test_shared_activations_and_dropout_in_place() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 3), relu, nn.Dropout(0.5, inplace=True))
+    new = convert(model, (4,))
+    assert [type(m).__name__ for m in new.modules() if isinstance(m, MaxMin | nn.ReLU)] in (
+        ["MaxMin", "ReLU"],
+        ["ReLU", "MaxMin"],
+    )
+    assert lipschitz_bound(new.eval(), (4,)) <= 1 + 1e-5
+
+
 def test_a_layer_in_two_places_stays_one() -> None:
     layer = nn.Linear(4, 4)
     new = convert(nn.Sequential(layer, nn.ReLU(), layer), (4,))
@@ -183,6 +210,8 @@ def test_a_graph_that_was_changed_but_not_recompiled() -> None:
         lambda self, x: self.activation(x),
         lambda self, x: torch.add(x, x, alpha=3),
         lambda self, x: (x, x),
+        lambda self, x: x + 100 * x.tolist()[0][0][0][0],
+        lambda self, x: x * x.sum().item(),
     ],
 )
 def test_what_a_graph_must_not_have(forward) -> None:

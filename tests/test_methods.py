@@ -15,6 +15,9 @@ from orthoconv.testing import assert_nonexpansive, assert_orthogonal, orthogonal
 EPS = torch.finfo(torch.float64).eps
 
 
+SPECTRA = [torch.logspace(0, -2.7, 130), torch.logspace(0, -4.5, 130), torch.arange(130.0) < 64]
+
+
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
@@ -54,6 +57,26 @@ def test_bjorck_by_eigenvalues_is_the_iteration(shape, dtype, iterations, monkey
         found.append([Y, plain, slope, second])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("values", SPECTRA)
+@pytest.mark.parametrize("iterations", [20, 60])
+@pytest.mark.parametrize("rows", [130, 200])
+def test_bjorck_of_large_matrices_in_float32(values, iterations, rows) -> None:
+    """Well conditioned or not, of full rank or not: what the iteration in float64 finds."""
+    U, V = (torch.linalg.qr(random(n, 130)).Q for n in (rows, 130))
+    W = (3 * U * values.double() @ V.mT).float().requires_grad_()
+    grad = torch.randn(rows, 130)
+    exact = W.detach().double().requires_grad_()
+    expected = linalg._iterate(exact / norm_bound(exact.detach()), iterations)
+    converged = values[-1] > 1e-3
+    ours = bjorck(W, iterations)
+    assert torch.linalg.svdvals(ours.detach().double()).max() < 1 + 1e-5
+    (slope,), (true,) = torch.autograd.grad(ours, W, grad), torch.autograd.grad(expected, exact, grad.double())
+    assert slope.isfinite().all()
+    if converged or (iterations == 20 and values[-1] == 0):
+        assert (ours - expected).abs().max() < 1e-4
+        assert (slope - true).norm() < 1e-3 * true.norm()
 
 
 def test_bjorck_never_expands() -> None:

@@ -220,7 +220,7 @@ def test_records_match_by_what_was_run_alone() -> None:
     """Not by the name of the experiment; a changed field makes another run, a new field with its default does not."""
     experiment = load_experiment("kwlarge_provable")
     case = next(c for c in experiment.cases("short") if c.series == "Cayley")
-    evaluation = {"attacked": 1000, "examples": 10_000}
+    evaluation = {"attacked": 1000, "examples": 10_000, "eps": 36 / 255, "apgd_iterations": 100}
     record = json.loads(json.dumps({"config": {**case.config, "data_dir": None}, "evaluation": evaluation}))
     assert records_of(case, experiment, [record]) == [record]
     old = json.loads(json.dumps(record))
@@ -229,8 +229,12 @@ def test_records_match_by_what_was_run_alone() -> None:
     other = json.loads(json.dumps(record))
     other["config"]["recipe"]["lr"] = 0.5
     assert records_of(case, experiment, [other]) == []
-    few = {**record, "evaluation": {"attacked": 10, "examples": 10_000}}
-    assert records_of(case, experiment, [few]) == [], "fewer images were attacked than the budget asks for"
+    for weaker in ({"attacked": 10}, {"eps": 0.5}, {"apgd_iterations": 10}):
+        assert records_of(case, experiment, [{**record, "evaluation": {**evaluation, **weaker}}]) == []
+    full = {**record, "evaluation": {**evaluation, "attacked": 10_000}}
+    assert records_of(case, experiment, [full, record])[-1] is full
+    others = load_experiment("lipschitz_tradeoff").cases("short")
+    assert case.hash in {c.hash for c in others if c.x == 1}, "the same run, whichever table asks for it"
     assert digest({"a": 1}) != digest({"a": 2})
 
 

@@ -92,14 +92,17 @@ def _from_archive(path: Path) -> tuple[Split, Split]:
 
 def _download(path: Path, progress: Progress | None) -> None:
     def fetch(file: object) -> None:
-        done = 0
+        done, digest = 0, hashlib.md5(usedforsecurity=False)
         with urllib.request.urlopen(_ARCHIVE, timeout=30) as response:
             total = int(response.headers.get("Content-Length") or 0)
             while block := response.read(1 << 20):
                 file.write(block)  # type: ignore[attr-defined]
+                digest.update(block)
                 done += len(block)
                 if progress is not None:
                     progress(done, total)
+        if digest.hexdigest() != _ARCHIVE_MD5:
+            raise DataError(f"{_ARCHIVE} gave {done} bytes with the MD5 {digest.hexdigest()}, not {_ARCHIVE_MD5}")
 
     try:
         write_atomically(path, fetch)

@@ -51,12 +51,20 @@ class Kind(NamedTuple):
 
 
 def digest(config: Config) -> str:
-    """Digest of a configuration.
+    """Digest of a configuration, in which 1 and 1.0 are the same.
 
-    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1.0})
     True
     """
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_canonical(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _canonical(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def metrics_of(record: Config) -> Config:
@@ -104,7 +112,9 @@ def _evaluated(record: Config, evaluation: Config) -> bool:
     if found is None:  # of another kind, that trains the same network
         return False
     wanted = evaluation.get("attack_examples", 1000) or found["examples"]
-    return bool(found["attacked"] >= min(wanted, found["examples"]))
+    enough = found["attacked"] >= min(wanted, found["examples"])
+    as_strong = found["apgd_iterations"] >= evaluation.get("apgd_iterations", 100)
+    return bool(enough and as_strong and abs(found["eps"] - evaluation.get("eps", 36 / 255)) < 1e-9)
 
 
 # Norms before and after learning

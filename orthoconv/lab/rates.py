@@ -61,7 +61,7 @@ def rates(
         for lr in grid:
             tried = replace(recipe, lr=lr)
             config = {"data": source, "examples": examples, "model": asdict(model), "recipe": asdict(tried)}
-            if any(record.get("hash") == digest(config) for record in read_records(results)):
+            if any(digest(record["config"]) == digest(config) for record in read_records(results)):
                 continue
             training, held_out = _split(source, data_dir, examples)
             started = time.perf_counter()
@@ -76,13 +76,15 @@ def rates(
 
 
 def best_rates(name: str, records: list[dict[str, Any]]) -> dict[str, float]:
-    """The learning rate with the best accuracy on held-out images, for each column that has been tried."""
-    best: dict[str, tuple[float, float]] = {}
+    """The learning rate with the best accuracy on held-out images, for each column, in the longest of its trials."""
+    trials: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for record in records:
-        if record.get("experiment") == "rates" and record["of"] == name:
-            found = (record["metrics"]["accuracy"], record["config"]["recipe"]["lr"])
-            best[record["series"]] = max(best.get(record["series"], found), found)
-    return {series: lr for series, (_, lr) in best.items()}
+        if record.get("experiment") == "rates" and record["of"] == name and "loss" in record["metrics"]:
+            recipe = record["config"]["recipe"]
+            length = recipe["epochs"] * (record["config"]["examples"] or 1_000_000)
+            found = (record["metrics"]["accuracy"], recipe["lr"])
+            trials.setdefault(record["series"], {}).setdefault(length, []).append(found)
+    return {series: max(lengths[max(lengths)])[1] for series, lengths in trials.items()}
 
 
 def _split(source: str, data_dir: Path | None, examples: int) -> tuple[Split, Split]:

@@ -54,7 +54,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def records_of(case: Case, experiment: Experiment, records: list[Record]) -> list[Record]:
-    """The records of one run, whichever experiment it was made for, the latest last."""
+    """The records of one run, whichever experiment it was made for; that with most images attacked is the last."""
     found = []
     for record in records:
         try:
@@ -63,7 +63,7 @@ def records_of(case: Case, experiment: Experiment, records: list[Record]) -> lis
             continue
         if digest(config) == case.hash and experiment.kind.done(record, case.evaluation):
             found.append(record)
-    return found
+    return sorted(found, key=lambda record: record.get("evaluation", {}).get("attacked", 0))
 
 
 def _arguments(config: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -75,7 +75,7 @@ def _arguments(config: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Table:
-    """The table of an experiment, of the latest record of each run."""
+    """The table of an experiment, of one record of each run."""
     ours: dict[Key, list[float]] = {}
     for case in experiment.cases(budget):
         for record in records_of(case, experiment, records)[-1:]:

@@ -2,6 +2,8 @@
 
 __all__ = ["CriticSpec", "estimate_distance", "wasserstein"]
 
+import hashlib
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from tqdm import tqdm
 
 from orthoconv import models
 from orthoconv.data import load
+from orthoconv.files import write_atomically
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
 from orthoconv.train import CriticRecipe, TrainingError, WassersteinEstimate, wasserstein_distance
@@ -93,10 +96,14 @@ def wasserstein(
 
 def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """The best estimate over the learning rates, on held-out samples where the distance is to a generator."""
-    (p, q), held_out = _samples(spec, runs, data_dir)
-    by_rate: dict[str, float | None] = {}
-    best = (-math.inf, math.nan)
-    for rate in spec.rates:
+    about = {k: v for k, v in asdict(spec).items() if k != "rates"}
+    path = runs / "critics" / f"{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    missing = [rate for rate in spec.rates if str(rate) not in done]
+    (p, q), held_out = _samples(spec, runs, data_dir) if missing else ((None, None), None)
+    for rate in missing:
+        assert p is not None
+        assert q is not None
         torch.manual_seed(spec.seed)
         critic = models.build(
             "critic", conv=spec.conv, width=spec.width, kernel_size=spec.kernel_size, classes=1,
@@ -104,18 +111,24 @@ def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> di
         )  # fmt: skip
         recipe = CriticRecipe(**{**spec.recipe, "lr": rate, "seed": spec.seed})
         try:
-            found = _with_bar(critic, p, q, recipe, held_out, f"{spec.conv}, {rate}")
+            done[str(rate)] = _with_bar(critic, p, q, recipe, held_out, f"{spec.conv}, {rate}")._asdict()
         except TrainingError:  # too high a rate
-            by_rate[str(rate)] = None
-            continue
-        by_rate[str(rate)] = found.distance
-        best = max(best, (found.distance, found.lipschitz))
+            done[str(rate)] = None
+        _keep(path, done)
+    found = {rate: done[str(rate)] for rate in spec.rates}
+    by_rate = {str(rate): f and f["distance"] for rate, f in found.items()}
+    best = max(((f["distance"], f["lipschitz"]) for f in found.values() if f), default=(-math.inf, math.nan))
     if math.isinf(best[0]):
         raise TrainingError(f"every learning rate of {list(spec.rates)} was too high")
     figures: dict[str, Any] = {"distance": best[0], "lipschitz": best[1], "by_rate": by_rate}
     if spec.other == "shift":
         figures["share"] = 100 * best[0] / spec.shift
     return figures
+
+
+def _keep(path: Path, figures: dict[str, Any]) -> None:
+    text = json.dumps(figures)
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _with_bar(

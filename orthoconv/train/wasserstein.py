@@ -84,10 +84,11 @@ def wasserstein_distance(
         source = generator(recipe.seed, 0, step)
         x, y = (s[torch.randint(len(s), (recipe.batch_size,), generator=source)] for s in (p, q))
         gain = critic(x).mean() - critic(y).mean()
-        if not bool(torch.isfinite(gain)):
-            raise TrainingError(f"step {step + 1}: the difference is {gain.item()}; a lower learning rate may help")
         optimizer.zero_grad()
         (-gain).backward()
+        slopes = [p.grad.norm() for p in critic.parameters() if p.grad is not None]
+        if not bool(torch.isfinite(torch.stack([gain.detach().abs(), *slopes]).sum())):
+            raise TrainingError(f"step {step + 1}: the difference is {gain.item()}; a lower learning rate may help")
         optimizer.step()
         schedule.step()
         if on_step is not None:
