@@ -1,6 +1,6 @@
 """Pictures, each a function of the numbers it shows."""
 
-__all__ = ["bench_layers", "bench_networks", "certified_curves", "experiment", "plot_demo", "training_curves"]
+__all__ = ["bench_layers", "bench_networks", "certified_curves", "experiment", "plot_demo", "ratios", "training_curves"]
 
 import io
 import statistics
@@ -150,6 +150,24 @@ def experiment(about: "Experiment", table: "Table") -> str:
         else:
             _lines(axis, table, row.key, about.sweep["name"])
         axis.set_title(row.label, fontsize=9)
+    return _svg(figure)
+
+
+def ratios(found: dict[str, dict[str, list[float]]]) -> str:
+    """Histograms of |Conv(x)| / |x|, before and after learning, a panel for each layer: an SVG."""
+    figure = Figure(figsize=(11, 2.4), layout="constrained")
+    for axis, (name, values) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        low, high = (f(v for some in values.values() for v in some) for f in (min, max))
+        bins = [low + (high - low) * k / 20 for k in range(21)] if high > low else 1
+        for (when, some), colour in zip(values.items(), COLOURS.values(), strict=False):
+            axis.hist(some, bins, alpha=0.6, color=colour, label=when)
+        axis.set_title(name, fontsize=9)
+        axis.ticklabel_format(axis="x", useOffset=True)
+        axis.tick_params(labelsize=6)
+        axis.xaxis.get_offset_text().set_fontsize(6)
+        axis.locator_params(axis="x", nbins=3)
+        axis.set_yticks([])
+    axis.legend(fontsize=7)
     return _svg(figure)
 
 

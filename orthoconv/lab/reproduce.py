@@ -12,7 +12,7 @@ from orthoconv.lab import plots
 from orthoconv.lab.experiments import BUDGETS, Case, Experiment, load_experiment, names
 from orthoconv.lab.kinds import Context
 from orthoconv.lab.runs import append_record
-from orthoconv.lab.tables import make_table, markdown, read_records, records_of
+from orthoconv.lab.tables import Table, make_table, markdown, read_records, records_of
 
 
 def reproduce(
@@ -73,6 +73,11 @@ def table_text(experiment: Experiment, budget: str, records: list[dict[str, Any]
     return markdown(make_table(experiment, budget, records))
 
 
+def _plot(experiment: Experiment, table: Table, records: list[dict[str, Any]]) -> str:
+    layers = {name: values for record in records for name, values in record.get("ratios", {}).items()}
+    return plots.ratios(layers) if layers else plots.experiment(experiment, table)
+
+
 def render(experiment: Experiment, folder: Path, *, smoke: bool = False) -> Path:
     """Write NAME.md and NAME.html from the records of a folder: the table of each budget, or that of smoke alone."""
     records = read_records(folder)
@@ -83,7 +88,7 @@ def render(experiment: Experiment, folder: Path, *, smoke: bool = False) -> Path
         table = make_table(experiment, budget, records)
         parts.append({
             "budget": budget, "note": experiment.note(budget), "table": table, "made": made, "wanted": len(cases),
-            "plot": plots.experiment(experiment, table) if made else "",
+            "plot": _plot(experiment, table, [record for _, record in made]) if made else "",
         })  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     heading = f"# {experiment.title}\n\n{experiment.place}."
