@@ -93,6 +93,7 @@ def test_records_are_complete() -> None:
 def test_rates_of_the_experiment_are_the_best_that_were_tried(name: str) -> None:
     experiment = load_experiment(name)
     best = best_rates(name, read_records(RESULTS))
+    assert best
     for case in experiment.cases("short"):
         if case.series in best:
             assert case.config["recipe"]["lr"] == best[case.series], case.series
@@ -242,6 +243,7 @@ def test_records_match_by_what_was_run_alone() -> None:
 
 
 def test_pretrained_is_what_its_card_says() -> None:
+    assert models.PRETRAINED
     for name in models.PRETRAINED:
         model, about = models.pretrained(name), models.card(name)
         assert not model.training

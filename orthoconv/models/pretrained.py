@@ -11,7 +11,9 @@ from orthoconv.files import sha256
 from orthoconv.models.build import build
 from orthoconv.weights import CheckpointError, load_into, read
 
-PRETRAINED: dict[str, str] = {}  # and the digest of the weights of each
+PRETRAINED = {
+    "kwlarge_cayley_cifar10": "7a06d241b336aa98586e2e9ae9c9ff0950fec4844f45a59af76b4cf9a530ff1f"
+}  # and the digest of the weights of each
 
 
 def pretrained(name: str) -> nn.Sequential:
