@@ -93,7 +93,7 @@ def _plain(module: nn.Module, shape: torch.Size | None, name: str) -> nn.Module:
 
 def _linear(layer: BaseLinear) -> nn.Linear:
     plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
-    plain.weight = nn.Parameter(layer.recall().clone(), requires_grad=False)
+    plain.weight = nn.Parameter(_owned(layer.recall()), requires_grad=False)
     if layer.bias is not None:
         plain.bias = nn.Parameter(layer.bias.clone(), requires_grad=False)
     return plain
@@ -102,10 +102,15 @@ def _linear(layer: BaseLinear) -> nn.Linear:
 def _convolution(layer: BaseConv2d, size: Pair) -> nn.Module:
     if layer.kernel_shape[2:] == (1, 1):
         inner = layer._inner_size(size)
-        return PlainBlocks(layer.one_tap(inner).unflatten(1, (-1, *layer.stride)).clone(), layer)
+        return PlainBlocks(_owned(layer.one_tap(inner).unflatten(1, (-1, *layer.stride))), layer)
     if isinstance(layer, KernelConv2d):
-        return PlainCircular(layer.recall(layer._inner_size(size)).clone(), layer, size)
+        return PlainCircular(_owned(layer.recall(layer._inner_size(size))), layer, size)
     return PlainSpectral(layer.spectrum(size), layer, size)
+
+
+def _owned(x: Tensor) -> Tensor:
+    """A copy of `x` in its own memory, in order."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 class PlainMaxMin(nn.Module):
@@ -224,7 +229,7 @@ class PlainSpectral(_Sized):
             )
         real = D.real.dtype
         blocks = torch.cat((torch.cat((D.real, -D.imag), -1), torch.cat((D.imag, D.real), -1)), -2)
-        self.register_buffer("matrices", blocks.transpose(0, 1).contiguous())  # (f, g, 2 o, 2 i)
+        self.register_buffer("matrices", _owned(blocks.transpose(0, 1)))  # (f, g, 2 o, 2 i)
         weights = torch.full((w // 2 + 1,), 2.0, dtype=torch.float64)  # a frequency and its conjugate
         weights[0] = 1
         if w % 2 == 0:
@@ -234,8 +239,8 @@ class PlainSpectral(_Sized):
             self.register_buffer(f"cos_{name}", angle.cos().to(real))
             self.register_buffer(f"sin_{name}", angle.sin().to(real))
         back = weights[:, None] / (h * w)
-        self.register_buffer("back_cos_w", (back * tables["w"].cos().mT).to(real))
-        self.register_buffer("back_sin_w", (back * tables["w"].sin().mT).to(real))
+        self.register_buffer("back_cos_w", _owned((back * tables["w"].cos().mT).to(real)))
+        self.register_buffer("back_sin_w", _owned((back * tables["w"].sin().mT).to(real)))
 
     def convolve(self, x: Tensor) -> Tensor:
         h, w = x.shape[-2:]
