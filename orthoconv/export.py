@@ -4,6 +4,7 @@ __all__ = ["export"]
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +42,7 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
         raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
     model = copy.deepcopy(model).eval().requires_grad_(False)
     shapes = _shapes(model, input_shape)
-    names = {name: module for name, module in model.named_modules(remove_duplicate=False)}  # noqa: C416
+    names = dict(model.named_modules(remove_duplicate=False))
     with torch.no_grad(), frozen(model):
         plain = {id(m): _plain(m, shapes.get(id(m)), name) for name, m in names.items() if _is_ours(m)}
     for name, module in names.items():
@@ -153,7 +154,7 @@ class PlainBlocks(_Plain):
         return apply(x, self.weight, self.bias, stride=self.stride, groups=self.groups)
 
 
-class _Sized(_Plain):
+class _Sized(_Plain, ABC):
     """A convolution for images of one size, after the downsampling."""
 
     def __init__(self, layer: BaseConv2d, size: Pair) -> None:
@@ -173,9 +174,9 @@ class _Sized(_Plain):
         y = depth_to_space(y, self.stride) if self.transposed else y
         return y if self.bias is None else y + self.bias[:, None, None]
 
+    @abstractmethod
     def convolve(self, x: Tensor) -> Tensor:
         """The convolution itself, or its adjoint if the layer is transposed."""
-        raise NotImplementedError
 
 
 class PlainCircular(_Sized):

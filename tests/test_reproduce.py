@@ -12,9 +12,9 @@ from orthoconv.data import load
 from orthoconv.lab import reproduce as command
 from orthoconv.lab.cli import main
 from orthoconv.lab.experiments import BUDGETS, Experiment, experiments_folder, load_experiment, names
-from orthoconv.lab.kinds import digest, metrics_of
+from orthoconv.lab.kinds import metrics_of
 from orthoconv.lab.rates import best_rates
-from orthoconv.lab.runs import Run
+from orthoconv.lab.runs import Run, digest
 from orthoconv.lab.tables import Cell, make_table, markdown, read_records, records_of
 from orthoconv.train import CheckpointError
 

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orthoconv.data.fetch import fetch
 from orthoconv.data.split import DataError, Progress, Split, split_of
 from orthoconv.files import bytes_of, cache_dir, write_atomically
 
@@ -164,14 +164,7 @@ def _from_pickle(data: bytes) -> Tensor:
 
 def _from_download(progress: Progress | None) -> Tensor:
     data = bytearray()
-    with urllib.request.urlopen(_ARCHIVE, timeout=30) as response:
-        total = int(response.headers.get("Content-Length") or 0)
-        while block := response.read(1 << 20):
-            data += block
-            if progress is not None:
-                progress(len(data), total)
-    if (found := hashlib.md5(data, usedforsecurity=False).hexdigest()) != _ARCHIVE_MD5:
-        raise DataError(f"the archive has the MD5 {found}, not {_ARCHIVE_MD5}")
+    fetch(_ARCHIVE, _ARCHIVE_MD5, data.extend, progress)
     return _from_archive(bytes(data))
 
 

@@ -21,6 +21,10 @@ class Split(NamedTuple):
     images: Tensor
     labels: Tensor
 
+    def first(self, n: int) -> "Split":
+        """The first n images, or all of them for 0."""
+        return Split(self.images[:n], self.labels[:n]) if n else self
+
 
 def split_of(pixels: Tensor, labels: Tensor) -> Split:
     """`Split` of pixels (n, c, h, w) from 0 to 255 and labels, both uint8."""

@@ -4,13 +4,13 @@ __all__ = ["stl10"]
 
 import hashlib
 import tarfile
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from orthoconv.data.fetch import fetch
 from orthoconv.data.split import DataError, Progress, Split, split_of
 from orthoconv.files import cache_dir, write_atomically
 
@@ -91,21 +91,8 @@ def _from_archive(path: Path) -> tuple[Split, Split]:
 
 
 def _download(path: Path, progress: Progress | None) -> None:
-    def fetch(file: object) -> None:
-        done, digest = 0, hashlib.md5(usedforsecurity=False)
-        with urllib.request.urlopen(_ARCHIVE, timeout=30) as response:
-            total = int(response.headers.get("Content-Length") or 0)
-            while block := response.read(1 << 20):
-                file.write(block)  # type: ignore[attr-defined]
-                digest.update(block)
-                done += len(block)
-                if progress is not None:
-                    progress(done, total)
-        if digest.hexdigest() != _ARCHIVE_MD5:
-            raise DataError(f"{_ARCHIVE} gave {done} bytes with the MD5 {digest.hexdigest()}, not {_ARCHIVE_MD5}")
-
     try:
-        write_atomically(path, fetch)
+        write_atomically(path, lambda file: fetch(_ARCHIVE, _ARCHIVE_MD5, file.write, progress))
     except OSError as error:
         raise DataError(f"STL-10 was not found: {path} does not exist, and {_ARCHIVE} gave: {error}") from error
 

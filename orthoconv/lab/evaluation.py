@@ -90,7 +90,7 @@ def evaluate_model(
     model = model.eval().requires_grad_(False)
     found = certify(model, batches(test, _CHUNK), sorted({*certified_eps, eps}))
     n = min(attack_examples or len(test.labels), len(test.labels))
-    part, radius = Split(test.images[:n], test.labels[:n]), found.radius[:n]
+    part, radius = test.first(n), found.radius[:n]
     ball, source = L2Ball(eps), torch.Generator().manual_seed(seed)
     attacks: dict[str, Callable[..., Tensor]] = {
         "pgd": partial(pgd, model, ball=ball, generator=source),

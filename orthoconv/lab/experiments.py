@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
-from orthoconv.lab.kinds import KINDS, digest
+from orthoconv.lab.kinds import KINDS
+from orthoconv.lab.runs import digest
 
 BUDGETS = ("smoke", "short", "paper")
 _FIELDS = {
-    "title", "place", "kind", "base", "series", "sweep", "columns", "rows", "paper", "budgets", "remark",
+    "title", "place", "kind", "base", "series", "sweep", "columns", "rows", "paper", "budgets",
 }  # fmt: skip
 
 
@@ -56,7 +57,6 @@ class Experiment:
         if fields["kind"] not in KINDS:
             raise ValueError(f"{name}.yaml: kind must be one of {', '.join(KINDS)}, got {fields['kind']!r}")
         self.name, self.title, self.place, self.kind = name, fields["title"], fields["place"], KINDS[fields["kind"]]
-        self.remark: str = fields.get("remark", "")
         self.rows = [Row(*row) for row in fields["rows"]]
         self.series: dict[str, dict[str, Any]] = {k: v or {} for k, v in fields.get("series", {"": {}}).items()}
         self.columns: list[str] = fields.get("columns", list(self.series))

@@ -1,8 +1,7 @@
 """What an experiment can be: how its configuration is completed, how it is run, and which figures come of it."""
 
-__all__ = ["KINDS", "Context", "Kind", "digest", "metrics_of"]
+__all__ = ["KINDS", "Context", "Kind", "metrics_of"]
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from orthoconv.data import load
 from orthoconv.lab import bench
 from orthoconv.lab.evaluation import evaluate_model
 from orthoconv.lab.progress import download_bar
-from orthoconv.lab.runs import ModelSpec, Run, hardware, run_record
+from orthoconv.lab.runs import ModelSpec, Run, digest, hardware, run_record
 from orthoconv.lab.timing import Figures
 from orthoconv.lab.training import train
 from orthoconv.lab.wasserstein import CriticSpec, estimate_distance
@@ -48,23 +47,6 @@ class Kind(NamedTuple):
     resolve: Callable[[Config, int], Config]
     execute: Callable[[Config, Context], Config]
     done: Callable[[Config, Config], bool]
-
-
-def digest(config: Config) -> str:
-    """Digest of a configuration, in which 1 and 1.0 are the same.
-
-    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1.0})
-    True
-    """
-    return hashlib.sha256(json.dumps(_canonical(config), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _canonical(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_canonical(v) for v in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def metrics_of(record: Config) -> Config:

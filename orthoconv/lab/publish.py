@@ -2,14 +2,13 @@
 
 __all__ = ["publish"]
 
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
 
-from orthoconv.data import Split, load
+from orthoconv.data import load
 from orthoconv.files import sha256
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import ModelSpec, Run, run_record
@@ -29,8 +28,7 @@ def publish(run: Path, name: str, out: Path = Path("runs/published"), data_dir: 
     if not folder.evaluation_path.is_file():
         raise FileNotFoundError(f"{run} has no evaluation; run: orthoconv evaluate {run}")
     training, _ = load(folder.config["data"], data_dir, download_bar())
-    n = folder.config.get("examples") or len(training.labels)
-    training = Split(training.images[:n], training.labels[:n])
+    training = training.first(folder.config.get("examples", 0))
     about = card_of(folder, ModelSpec(**folder.config["model"]).options(training))
     path = out / f"{name}.safetensors"
     save_weights(path, folder.load_model(training), about)
@@ -46,10 +44,8 @@ def card_of(run: Run, model: dict[str, Any]) -> dict[str, Any]:
     record = run_record(run)
     figures = {k: v for k, v in record["evaluation"].items() if k != "hardware"}
     config = record["config"]
-    about = {
+    return {
         "data": config["data"], "examples": config.get("examples", 0), "model": model, "recipe": config["recipe"],
         "figures": figures,
         "hardware": record["hardware"], "minutes": round(record["seconds"] / 60, 1), "hash": record["hash"],
     }  # fmt: skip
-    copied: dict[str, Any] = json.loads(json.dumps(about))
-    return copied

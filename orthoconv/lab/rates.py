@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from tqdm import tqdm
 from orthoconv.certify import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.lab.experiments import load_experiment
-from orthoconv.lab.kinds import digest
 from orthoconv.lab.progress import download_bar
-from orthoconv.lab.runs import ModelSpec, append_record, hardware
+from orthoconv.lab.runs import ModelSpec, append_record, digest, hardware
 from orthoconv.lab.tables import read_records
 from orthoconv.train import Recipe, TrainingError, fit
 
@@ -54,6 +54,8 @@ def rates(
     cases = [case for case in experiment.cases("short") if case.x is None and (only is None or case.series in only)]
     if not cases or "recipe" not in cases[0].config:
         raise ValueError(f"{name} has no columns{f' among {only}' if only else ''} that a learning rate is chosen for")
+    done = {digest(record["config"]) for record in read_records(results)}
+    split = cache(_split)  # read once, and only if something is to be tried
     for case in cases:
         source = data or case.config["data"]
         model = ModelSpec(**case.config["model"])
@@ -61,9 +63,9 @@ def rates(
         for lr in grid:
             tried = replace(recipe, lr=lr)
             config = {"data": source, "examples": examples, "model": asdict(model), "recipe": asdict(tried)}
-            if any(digest(record["config"]) == digest(config) for record in read_records(results)):
+            if digest(config) in done:
                 continue
-            training, held_out = _split(source, data_dir, examples)
+            training, held_out = split(source, data_dir, examples)
             started = time.perf_counter()
             figures = _try(model, training, held_out, tried, f"{case.series}, {lr:g}")
             about = {"experiment": "rates", "of": name, "series": case.series, "config": config, "hash": digest(config)}

@@ -1,6 +1,6 @@
 """A run: a folder with its configuration, metrics, checkpoints and weights."""
 
-__all__ = ["ModelSpec", "Run", "append_record", "hardware", "run_record"]
+__all__ = ["ModelSpec", "Run", "append_record", "digest", "hardware", "run_record"]
 
 import hashlib
 import json
@@ -107,6 +107,23 @@ def run_record(run: Run) -> dict[str, Any]:
         "epochs": run.metrics(),
         "evaluation": json.loads(run.evaluation_path.read_text()),
     }
+
+
+def digest(config: dict[str, Any]) -> str:
+    """Digest of a configuration, in which 1 and 1.0 are the same.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1.0})
+    True
+    """
+    return hashlib.sha256(json.dumps(_canonical(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _canonical(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orthoconv.lab.experiments import Case, Experiment, Row
-from orthoconv.lab.kinds import digest, metrics_of
+from orthoconv.lab.kinds import metrics_of
+from orthoconv.lab.runs import digest
 
 Record = dict[str, Any]
 Key = tuple[str, str]
@@ -77,12 +78,13 @@ def _arguments(config: dict[str, Any]) -> tuple[dict[str, Any], int]:
 def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Table:
     """The table of an experiment, of one record of each run."""
     ours: dict[Key, list[float]] = {}
-    for case in experiment.cases(budget):
+    cases = experiment.cases(budget)
+    for case in cases:
         for record in records_of(case, experiment, records)[-1:]:
             for column, figures in _by_column(case.series, metrics_of(record)).items():
                 for key, value in figures.items():
                     ours.setdefault((_key(case.x, key), column), []).append(value)
-    xs = list(dict.fromkeys(case.x for case in experiment.cases(budget)))
+    xs = list(dict.fromkeys(case.x for case in cases))
     rows = [Row(_key(x, r.key), _label(experiment, x, r.label), r.decimals) for x in xs for r in experiment.rows]
     cells = {
         (row.key, column): Cell(ours.get((row.key, column), []), experiment.paper.get(column, {}).get(row.key, []))

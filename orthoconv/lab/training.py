@@ -55,8 +55,7 @@ def train(
     if examples < 0:
         raise ValueError(f"examples must be at least 0, got {examples}")
     training, test = load(data, data_dir, download_bar())
-    if examples:
-        training = Split(training.images[:examples], training.labels[:examples])
+    training = training.first(examples)
     torch.manual_seed(recipe.seed)
     network = model.build(training)
     if world.rank == 0:

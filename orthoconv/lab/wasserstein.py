@@ -2,7 +2,6 @@
 
 __all__ = ["CriticSpec", "estimate_distance", "wasserstein"]
 
-import hashlib
 import json
 import math
 import sys
@@ -19,6 +18,7 @@ from orthoconv import models
 from orthoconv.data import load
 from orthoconv.files import write_atomically
 from orthoconv.lab.progress import download_bar
+from orthoconv.lab.runs import digest
 from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
 from orthoconv.train import CriticRecipe, TrainingError, WassersteinEstimate, wasserstein_distance
 
@@ -97,7 +97,7 @@ def wasserstein(
 def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> dict[str, Any]:
     """The best estimate over the learning rates, on held-out samples where the distance is to a generator."""
     about = {k: v for k, v in asdict(spec).items() if k != "rates"}
-    path = runs / "critics" / f"{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    path = runs / "critics" / f"{digest(about)}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     missing = [rate for rate in spec.rates if str(rate) not in done]
     (p, q), held_out = _samples(spec, runs, data_dir) if missing else ((None, None), None)

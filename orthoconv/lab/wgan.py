@@ -2,7 +2,6 @@
 
 __all__ = ["GeneratorSpec", "samples_of", "trained_generator"]
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,7 +77,7 @@ def trained_generator(spec: GeneratorSpec, images: Tensor, path: Path) -> nn.Seq
         ways[0].zero_grad()
         (-judge(make(noise)).mean()).backward()
         ways[0].step()
-    save_weights(path, make, json.loads(json.dumps(asdict(spec))))
+    save_weights(path, make, asdict(spec))
     return make.eval()
 
 
