@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthoconv.tracing import is_eager, pull_back
+from orthoconv.tracing import in_full_precision, is_eager, pull_back
 
 Orthogonalizer = Callable[[Tensor], Tensor]
 
@@ -103,6 +103,7 @@ class _CayleyLinear(torch.autograd.Function):
         return z - xU
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, V, g, z, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
@@ -212,6 +213,7 @@ class _Bjorck(torch.autograd.Function):
         return _iterate(W @ P.to(W.dtype), iterations - first)
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         W, values, U = ctx.saved_tensors
         norm = ctx.square.sqrt()[..., None]

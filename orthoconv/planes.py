@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthoconv.tracing import is_concrete
+from orthoconv.tracing import is_concrete, is_forward_mode
 
 Pair = tuple[int, int]
 
@@ -95,11 +95,11 @@ class MatrixPlane(Plane):
 
     def __init__(self, size: Pair, dtype: torch.dtype, device: torch.device) -> None:
         h, w = size
-        u, v = torch.meshgrid(torch.arange(h), torch.arange(w // 2 + 1), indexing="ij")
-        alone = (v == 0) | (2 * v == w)  # columns that are their own conjugates
-        keep = ~alone | (2 * u <= h)
-        real = alone & ((u == 0) | (2 * u == h))
-        super().__init__(size, u[keep], v[keep], torch.where(real, 1, 2)[keep])
+        alone = 0, w / 2  # columns that are their own conjugates
+        kept = [(u, v) for u in range(h) for v in range(w // 2 + 1) if v not in alone or 2 * u <= h]
+        weight = [1 if v in alone and u in (0, h / 2) else 2 for u, v in kept]
+        u, v = torch.tensor(kept).unbind(1)
+        super().__init__(size, u, v, torch.tensor(weight))
         P = self.phases(torch.arange(h), torch.arange(w))
         F = torch.stack((P.real, -P.imag), dim=1)  # (f, 2, h w)
         self.F = F.flatten(0, 1).to(device, dtype)
@@ -187,10 +187,9 @@ def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tens
     g, constant = D.shape[1], None if bias is None else bias.view(D.shape[1], 1, -1) * math.prod(p.size)
     X, D = p.transform(x), D.flatten(0, 1).mT
     if not _is_plain(x) or not _is_plain(D):
-        Y = _ContiguousGrad.apply(p.take(X, slice(None), g) @ D)  # (f g, b, o)
+        Y = _with_contiguous_grad(p.take(X, slice(None), g) @ D)  # (f g, b, o)
         Y = Y if constant is None else torch.cat((Y[:g] + constant, Y[g:]))
-        y: Tensor = _ContiguousGrad.apply(p.invert(p.join(Y, g)))
-        return y
+        return _with_contiguous_grad(p.invert(p.join(Y, g)))
     Y = p.empty(x, g * D.shape[-1])
     for some in chunks(len(p), 2 * x.element_size() * g * len(x) * sum(D.shape[1:])):
         S = p.take(X, some, g) @ D[some.start * g : some.stop * g]
@@ -223,6 +222,11 @@ def _roots(turns: Tensor, n: int) -> Tensor:
 def _is_plain(x: Tensor) -> bool:
     """Whether `x` may be worked on piece by piece: no gradient is wanted, nothing is traced or transformed."""
     return is_concrete(x) and not torch.is_grad_enabled() and len(x) > 0
+
+
+def _with_contiguous_grad(x: Tensor) -> Tensor:
+    y: Tensor = x if is_forward_mode() else _ContiguousGrad.apply(x)
+    return y
 
 
 class _ContiguousGrad(torch.autograd.Function):

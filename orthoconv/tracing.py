@@ -1,15 +1,21 @@
-"""What torch is about to do with tensors: trace or transform them, or differentiate a second time."""
+"""What torch is about to do with tensors: trace or transform them, lower their precision, differentiate again."""
 
-__all__ = ["is_concrete", "is_eager", "pull_back"]
+__all__ = ["calls", "full_precision", "in_full_precision", "is_concrete", "is_eager", "is_forward_mode", "pull_back"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def is_concrete(*tensors: Tensor) -> bool:
-    """Whether the tensors have entries to look at and to write to, as they have not under torch.compile or torch.func.
+    """Whether the tensors have entries to look at and to write to, and nothing else.
+
+    They have not under torch.compile and torch.func; with forward-mode derivatives, they have something else.
 
     >>> is_concrete(torch.zeros(2)), is_concrete(torch.zeros(2, device="meta"))
     (True, False)
@@ -17,12 +23,36 @@ def is_concrete(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not any(t.is_meta or wrapped(t) for t in tensors)
+    return not any(t.is_meta or wrapped(t) or _has_tangent(t) for t in tensors)
 
 
 def is_eager(*tensors: Tensor) -> bool:
     """Whether, besides, no transform of torch.func is under way, on other tensors."""
     return is_concrete(*tensors) and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode derivatives are taken, as jacfwd does: of functions with a backward pass they are not found.
+
+    A function that had a rule for them, too, could not be compiled.
+    """
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Context in which autocast leaves operations on the device of `x` alone."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def in_full_precision(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    """A backward pass that autocast leaves alone, as it did the forward pass: some people call both inside of it."""
+
+    @wraps(backward)
+    def wrapped(ctx: Any, grad: Tensor) -> Any:
+        with full_precision(grad):
+            return backward(ctx, grad)
+
+    return wrapped
 
 
 def pull_back(
@@ -39,3 +69,31 @@ def pull_back(
     needed = [t for t, want in zip(inputs, wanted, strict=True) if want and t is not None]
     found = iter(torch.autograd.grad(y, needed, grad, create_graph=create_graph))
     return tuple(next(found) if want else None for want in wanted)
+
+
+def _has_tangent(t: Tensor) -> bool:
+    """Whether a forward-mode derivative is taken along `t`, outside torch.func."""
+    return is_forward_mode() and forward_ad.unpack_dual(t).tangent is not None
+
+
+@torch.no_grad()
+def calls(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
+    """The modules without parts that a forward pass calls, in order: name, module, input.
+
+    >>> [(name, y.shape) for name, _, y in calls(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))]
+    [('0', torch.Size([1, 2])), ('1', torch.Size([1, 3]))]
+    """
+    found: list[tuple[str, nn.Module, Tensor]] = []
+    leaves = {module: name for name, module in model.named_modules() if not list(module.children())}
+
+    def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            found.append((leaves[module], module, inputs[0].detach()))
+
+    hooks = [module.register_forward_pre_hook(look) for module in leaves]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.nn.base import positive_int
-from orthoconv.tracing import is_concrete, is_eager
+from orthoconv.tracing import is_concrete, is_eager, is_forward_mode
 
 
 class GroupSort(nn.Module):
@@ -56,6 +56,9 @@ class MaxMin(nn.Module):
         _split(x, dim, 2, "MaxMin")
         if not torch.is_grad_enabled() and is_eager(x):
             return _MaxMin.forward(x, dim)  # nothing is to be saved for a gradient
+        if is_forward_mode():
+            a, b = x.chunk(2, dim)
+            return _swap(x, a >= b, dim)
         y: Tensor = _MaxMin.apply(x, dim)
         return y
 
@@ -85,14 +88,19 @@ class _MaxMin(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (first,) = ctx.saved_tensors
-        larger, smaller = grad.chunk(2, ctx.dim)
         if torch.is_grad_enabled() or not is_concrete(grad, first):
-            return torch.cat((torch.where(first, larger, smaller), torch.where(first, smaller, larger)), ctx.dim), None
-        g = torch.empty_like(grad)
+            return _swap(grad, first, ctx.dim), None
+        g, (larger, smaller) = torch.empty_like(grad), grad.chunk(2, ctx.dim)
         a, b = g.chunk(2, ctx.dim)
         torch.where(first, larger, smaller, out=a)
         torch.where(first, smaller, larger, out=b)
         return g, None
+
+
+def _swap(x: Tensor, first: Tensor, dim: int) -> Tensor:
+    """Both halves of `x`, as they are where `first` is true, in each other's place where it is not."""
+    a, b = x.chunk(2, dim)
+    return torch.cat((torch.where(first, a, b), torch.where(first, b, a)), dim)
 
 
 def _axis(x: Tensor, dim: int | None, name: str) -> int:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from orthoconv import fourier
 from orthoconv.nn.downsample import depth_to_space, space_to_depth
-from orthoconv.nn.memory import Pair, Reparametrized, full_precision
+from orthoconv.nn.memory import Pair, Reparametrized
+from orthoconv.tracing import full_precision
 
 Padding = Literal["same"] | int | Sequence[int]
 

@@ -40,8 +40,8 @@ class _Cayley(SpectralConv2d):
         return Q.to(COMPLEX[kernel.dtype])
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        size = x.shape[-2], x.shape[-1]
-        if len(x) == 0 or not is_eager(x, *self.sources()) or not self._has_few_taps or self._is_constant(size):
+        size, used = (x.shape[-2], x.shape[-1]), (x, *self.sources(), *(() if bias is None else (bias,)))
+        if len(x) == 0 or not is_eager(*used) or not self._has_few_taps or self._is_constant(size):
             return super().convolve(x, bias, adjoint=adjoint)
         if not adjoint and self._lifts(size):
             return self._lift(x, bias)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from orthoconv.fourier import offsets
 from orthoconv.nn.memory import Pair
 from orthoconv.planes import COMPLEX, Plane, chunks, plane
-from orthoconv.tracing import pull_back
+from orthoconv.tracing import in_full_precision, pull_back
 
 _FEWEST = 16  # frequencies that are taken at once, however large their matrices: sums over fewer are slow
 _LARGE = 128  # order of matrices from which solving for few right-hand sides is faster than inverting
@@ -98,6 +98,7 @@ class _Cayley(torch.autograd.Function):
         return y
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, m, v, bias, *flat = ctx.saved_tensors
         taps, needed = ctx.taps._replace(m=m, v=v), ctx.needs_input_grad[:4]

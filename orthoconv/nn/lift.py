@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from orthoconv.nn.kernel import padding, wrap
 from orthoconv.nn.memory import Pair
 from orthoconv.planes import chunks
-from orthoconv.tracing import pull_back
+from orthoconv.tracing import in_full_precision, pull_back
 
 
 def can_lift(k: Pair, dilation: Pair, size: Pair) -> bool:
@@ -54,6 +54,7 @@ class _Lift(torch.autograd.Function):
         return out
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, x, K, bias, z = ctx.saved_tensors
         n, k = K.shape[1], (K.shape[2], K.shape[3])

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from orthoconv.linalg import bjorck, cayley, cayley_linear
 from orthoconv.nn.base import check_dtype, positive_int
-from orthoconv.nn.memory import Pair, Reparametrized, full_precision
+from orthoconv.nn.memory import Pair, Reparametrized
 from orthoconv.nn.weight_norm import Signs, WeightNormed, weight_norm
-from orthoconv.tracing import is_eager
+from orthoconv.tracing import full_precision, is_eager
 
 
 class BaseLinear(Reparametrized):

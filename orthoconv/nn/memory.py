@@ -1,18 +1,18 @@
 """Operators computed from parameters, and remembered only as long as the parameters stay the same."""
 
-__all__ = ["Pair", "Reparametrized", "frozen", "full_precision"]
+__all__ = ["Pair", "Reparametrized", "frozen"]
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from orthoconv.tracing import is_concrete, pull_back
+from orthoconv.tracing import full_precision, in_full_precision, is_concrete, pull_back
 
 Pair = tuple[int, int]
 
@@ -155,17 +155,13 @@ class _Recall(torch.autograd.Function):
         ctx.save_for_backward(*sources)
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         sources = ctx.saved_tensors
         wanted = [source.requires_grad for source in sources]
         with torch.enable_grad():
             value = ctx.compute(*sources)
         return None, None, *pull_back(value, sources, wanted, grad, create_graph=torch.is_grad_enabled())
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Context in which autocast leaves operations on the device of `x` alone."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def check_precision(name: str, dtype: torch.dtype) -> None:

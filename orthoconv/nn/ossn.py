@@ -47,14 +47,15 @@ class OSSNConv2d(WeightConv2d):
 
     def _norm(self, weight: Tensor, size: Pair) -> Tensor:
         """Estimate of the norm of the convolution on images of that size, differentiable in `weight`."""
-        convolve = partial(circular_conv2d, weight=weight, dilation=self.dilation, groups=self.groups)
+        convolve = partial(circular_conv2d, dilation=self.dilation, groups=self.groups)
         with torch.no_grad():
+            fixed = weight.detach()  # to forward-mode derivatives, too
             u = _start((1, weight.shape[1] * self.groups, *size), weight)
             for _ in range(self.iterations):
-                v = _normalized(convolve(u))
-                u = _normalized(convolve(v, adjoint=True))
-            v = _normalized(convolve(u))
-        return (v * convolve(u)).sum()
+                v = _normalized(convolve(u, fixed))
+                u = _normalized(convolve(v, fixed, adjoint=True))
+            v = _normalized(convolve(u, fixed))
+        return (v * convolve(u, weight)).sum()
 
 
 def _start(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orthoconv.linalg import weight_norm_gradients, weight_scale
 from orthoconv.nn.memory import Reparametrized
-from orthoconv.tracing import is_eager, pull_back
+from orthoconv.tracing import in_full_precision, is_eager, pull_back
 
 Signs = Literal["random"] | Sequence[int] | Tensor | None
 
@@ -66,6 +66,7 @@ class _WeightNorm(torch.autograd.Function):
         return torch.mul(V, weight_scale(V, g))
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         V, g = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
