@@ -12,11 +12,11 @@ import onnxruntime
 
 
 def train_and_export(path: Path, epochs: int) -> np.ndarray:
-    """What is done once: train, export, and put the Lipschitz bound into the file."""
+    """What is done once: train, export, and put into the file what certificates need."""
     import onnx
     import torch
 
-    from orthoconv import export, lipschitz_bound, models
+    from orthoconv import export, lipschitz_bound, models, rounding_bound
     from orthoconv.data import load
     from orthoconv.lab.exporting import write_onnx
     from orthoconv.train import Recipe, fit
@@ -29,7 +29,8 @@ def train_and_export(path: Path, epochs: int) -> np.ndarray:
         print(f"epoch {figures['epoch']}: {figures['accuracy']:.1%} of the training images")
     write_onnx(export(model, (1, 8, 8)), test.images[:8], path)
     program = onnx.load(path)
-    onnx.helper.set_model_props(program, {"lipschitz_bound": json.dumps(lipschitz_bound(model.eval(), (1, 8, 8)))})
+    bound, slack = lipschitz_bound(model.eval(), (1, 8, 8)), rounding_bound(model, (1, 8, 8), norm=8.0)
+    onnx.helper.set_model_props(program, {"lipschitz_bound": json.dumps(bound), "slack": json.dumps(slack)})
     onnx.save(program, path)
     return test.images.numpy()
 
@@ -39,12 +40,14 @@ class Server:
 
     def __init__(self, path: Path) -> None:
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        self.lipschitz = json.loads(self.session.get_modelmeta().custom_metadata_map["lipschitz_bound"])
+        facts = self.session.get_modelmeta().custom_metadata_map
+        self.lipschitz, self.slack = json.loads(facts["lipschitz_bound"]), json.loads(facts["slack"])
 
     def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (logits,) = self.session.run(None, {"images": images})
         ordered = np.sort(logits, axis=1)
-        return logits.argmax(1), (ordered[:, -1] - ordered[:, -2]) / (np.sqrt(2) * self.lipschitz)
+        radii = ((ordered[:, -1] - ordered[:, -2]) / np.sqrt(2) - self.slack) / self.lipschitz
+        return logits.argmax(1), np.maximum(radii, 0)
 
 
 def main(epochs: int = 10) -> np.ndarray:

@@ -7,6 +7,8 @@ from orthoconv.export import export
 from orthoconv.linalg import cayley
 from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound, register_lipschitz_rule
 from orthoconv.nn.memory import frozen
+from orthoconv.rounding import in_double, rounding_bound
+from orthoconv.verify import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,10 +22,13 @@ __all__ = [
     "export",
     "fourier",
     "frozen",
+    "in_double",
     "linalg",
     "lipschitz_bound",
     "models",
     "nn",
     "register_lipschitz_rule",
+    "rounding_bound",
     "testing",
+    "verify",
 ]

@@ -3,7 +3,6 @@
 __all__ = ["ConversionError", "convert"]
 
 import copy
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -257,7 +256,7 @@ def _graph(module: nn.Module, x: Tensor, child: Child) -> float:
         raise TypeError("lipschitz_bound takes a graph as it runs; call recompile() after changing it")
     follower = _Follower(module, child)
     follower.run(x)
-    if math.isnan(follower.result):
+    if follower.result is None:
         raise TypeError("lipschitz_bound takes graphs that return one tensor")
     return follower.result
 
@@ -267,16 +266,17 @@ class _Follower(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, child: Child) -> None:
         super().__init__(module)
-        self.child, self.bounds, self.result = child, dict[fx.Node, float](), math.nan
+        self.result: float | None
+        self.child, self.bounds, self.result = child, dict[fx.Node, float](), None
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "output" and not isinstance(value, Tensor) and not self._is_free_of_data(n):
             raise TypeError(f"lipschitz_bound cannot follow {n.name}, which takes numbers out of a tensor")
         if n.op == "output":
-            self.result = self.bounds.get(n.args[0], math.nan)  # type: ignore[arg-type]
+            self.result = self.bounds.get(n.args[0])  # type: ignore[arg-type]
         elif isinstance(value, Tensor):
-            self.bounds[n] = self._bound(n)
+            self.bounds[n] = self._bound(n, value)
         return value
 
     def _is_free_of_data(self, n: fx.Node) -> bool:
@@ -288,11 +288,11 @@ class _Follower(fx.Interpreter):
         arithmetic = (operator.getitem, operator.floordiv, operator.mul, operator.add, operator.sub)
         return n.target in arithmetic and not any(a in self.bounds for a in n.all_input_nodes)
 
-    def _bound(self, n: fx.Node) -> float:
+    def _bound(self, n: fx.Node, value: Tensor) -> float:
         if n.op == "placeholder":
             if self.bounds:
                 raise TypeError("lipschitz_bound takes graphs of one input")
-            return 1.0
+            return self.child(n.name, nn.Identity(), value)
         inputs = [a for a in n.all_input_nodes if a in self.bounds]
         bounds = [self.bounds[a] for a in inputs]
         target: Any = n.target
@@ -312,7 +312,7 @@ class _Follower(fx.Interpreter):
         elif target is torch.cat and bounds:
             listed = n.args[0]
             assert isinstance(listed, Sequence)
-            return math.sqrt(sum(self.bounds[a] ** 2 for a in listed if isinstance(a, fx.Node)))
+            return sum(self.bounds[a] ** 2 for a in listed if isinstance(a, fx.Node)) ** 0.5  # type: ignore[no-any-return]
         elif (
             (target in _SAME or target in (F.relu, torch.relu, "relu"))
             and len(bounds) == 1

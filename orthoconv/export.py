@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from orthoconv.lipschitz import zeros
 from orthoconv.nn.activation import MaxMin
 from orthoconv.nn.base import BaseConv2d
 from orthoconv.nn.downsample import depth_to_space, space_to_depth
 from orthoconv.nn.kernel import KernelConv2d, padding
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.memory import Pair, Reparametrized, frozen
+from orthoconv.tracing import calls
 
 
 def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
@@ -38,8 +40,6 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     >>> torch.dist(plain(x), model(x)).item() < 1e-5
     True
     """
-    if not isinstance(input_shape, Sequence):
-        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
     model = copy.deepcopy(model).eval().requires_grad_(False)
     shapes = _shapes(model, input_shape)
     names = dict(model.named_modules(remove_duplicate=False))
@@ -61,22 +61,12 @@ def _is_ours(module: nn.Module) -> bool:
 def _shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[int, torch.Size]:
     """Shape of the input of each layer, which must be one."""
     found: dict[int, torch.Size] = {}
-
-    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        shape = inputs[0].shape[1:]
+    for _, module, x in calls(model, zeros(model, input_shape)):
+        shape = x.shape[1:]
         if isinstance(module, BaseConv2d) and found.setdefault(id(module), shape) != shape:
             raise ValueError(
                 f"export takes layers that see images of one size; {module} sees {shape} and {found[id(module)]}"
             )
-
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, BaseConv2d)]
-    try:
-        with torch.no_grad():
-            model(torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 

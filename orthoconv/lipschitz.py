@@ -1,6 +1,6 @@
 """Lipschitz constants: a sound upper bound from the layers of a model, and a lower bound by looking for one."""
 
-__all__ = ["empirical_lipschitz", "lipschitz_bound", "register_lipschitz_rule"]
+__all__ = ["empirical_lipschitz", "lipschitz_bound", "register_lipschitz_rule", "rule_of", "zeros"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
 
     It is made of the norms of the layers as they are: a convolution counts with the largest singular value of its
     operator in the precision of its parameters, found in float64 and rounded up; so "1" may become 1.0000003. It
-    bounds the function of exact arithmetic with these operators, not the rounding of a forward pass.
+    bounds the function of exact arithmetic with these operators; `certify` adds what rounding does to a forward pass.
 
     Arguments:
         model: Made of layers that have a rule; see `register_lipschitz_rule`.
@@ -36,10 +36,7 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
     >>> round(lipschitz_bound(nn.Sequential(CayleyConv2d(3, 8, 3), nn.ReLU(), Scale(0.5)), (3, 8, 8)), 4)
     0.5
     """
-    if not isinstance(input_shape, Sequence):
-        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    x = torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
+    x = zeros(model, input_shape)
     with torch.no_grad(), frozen(model):
         bound = _bound(model, x.clone(), type(model).__name__)
         model(x)  # a shape that the model does not take is an error of the model
@@ -67,7 +64,23 @@ def register_lipschitz_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
     return register
 
 
+def zeros(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
+    """A batch of one input of that shape, zero, as the model takes it."""
+    if not isinstance(input_shape, Sequence):
+        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    return torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
+
+
 def _bound(module: nn.Module, x: Tensor, path: str) -> float:
+    bound = rule_of(module, path)(module, x, lambda name, child, y: _bound(child, y, f"{path}.{name}"))
+    if not math.isfinite(bound):
+        raise ValueError(f"lipschitz_bound found {bound} at {path} ({type(module).__name__}); are its weights finite?")
+    return bound
+
+
+def rule_of(module: nn.Module, path: str) -> Rule:
+    """The rule for a module, which must do what its class says; or an error that names its path."""
     kind = type(module)
     known = next((cls for cls in kind.__mro__ if cls in _RULES), None)
     if known is None or not all(map(_is_faithful, kind.__mro__[: kind.__mro__.index(known)])):
@@ -76,10 +89,7 @@ def _bound(module: nn.Module, x: Tensor, path: str) -> float:
             f"give it one with orthoconv.register_lipschitz_rule"
         )
     require_as_defined(module, path)
-    bound = _RULES[known](module, x, lambda name, child, y: _bound(child, y, f"{path}.{name}"))
-    if not math.isfinite(bound):
-        raise ValueError(f"lipschitz_bound found {bound} at {path} ({kind.__name__}); are its weights finite?")
-    return bound
+    return _RULES[known]
 
 
 def require_as_defined(module: nn.Module, path: str) -> None:

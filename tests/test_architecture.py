@@ -16,7 +16,8 @@ TIERS = [
     {"fourier"},
     {"nn"},
     {"models", "lipschitz"},
-    {"certify", "attacks", "convert", "data", "export"},
+    {"rounding"},
+    {"certify", "attacks", "convert", "data", "export", "verify"},
     {"train"},
     {"lab"},
 ]

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from orthoconv import certify
+from orthoconv.lab import verifying
 from orthoconv.lab.cli import main
 
 
@@ -156,6 +158,8 @@ def test_an_evaluation_with_a_false_bound_is_caught(demo) -> None:
     """The negative control: certificates that promise too much are broken, and the evidence is kept."""
     code = f"""
 import orthoconv.lab.evaluation as evaluation
+from orthoconv import certify
+from orthoconv.lab import verifying
 from orthoconv.lab.cli import main
 honest = evaluation.certify
 evaluation.certify = lambda model, batches, eps: honest(model, batches, eps, lipschitz=1e-3)
@@ -165,6 +169,27 @@ main(["evaluate", {str(demo[0] / "cayley")!r}, "--attack_examples", "100", "--ap
     assert result.returncode == 1
     assert "examples that were certified for eps = 0.6" in result.stderr
     assert (demo[0] / "cayley" / "broken.safetensors").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*points with zero gradient")
+def test_verify_tells_by_its_status(demo, call, monkeypatch) -> None:
+    folder = str(demo[0] / "cayley")
+    sound = call("verify", folder, "--images", "50")
+    assert sound.returncode == 0, sound.stderr
+    assert "CayleyConv2d" in sound.stdout
+    assert f"{folder} is what it says" in sound.stdout
+    assert "rounding of the logits" in sound.stdout
+    assert call("verify", str(demo[0] / "plain"), "--images", "5").returncode == 0, "it claims nothing"
+    false = call("verify", folder, "--images", "5", "--lipschitz", "0.9")
+    assert false.returncode == 1
+    assert "more than the 0.9 it claims" in false.stderr
+    unknown = call("verify", "nowhere")
+    assert unknown.returncode == 1
+    assert "nowhere is neither the folder of a run nor one of kwlarge_cayley_cifar10" in unknown.stderr
+    monkeypatch.setattr(verifying, "certify", lambda *args: certify(*args, lipschitz=0.1))
+    broken = call("verify", folder, "--images", "5", "--attack", "4")
+    assert broken.returncode == 1
+    assert "certified images changed their class within their radius" in broken.stderr
 
 
 def test_without_the_lab_extra_the_command_says_how_to_install_it() -> None:

@@ -36,9 +36,13 @@ def apgd(
         raise ValueError(f"APGD takes inputs in [0, 1], got a ball in [{ball.low}, {ball.high}]")
     if not torch.is_grad_enabled():
         raise RuntimeError("APGD needs gradients; call it outside torch.no_grad")
-    attack = APGDAttack(
-        model, n_iter=iterations, n_restarts=restarts, norm="L2", eps=ball.eps, seed=seed, loss=loss, device=x.device
-    )
-    adversarial: Tensor = attack.perturb(x, labels)
-    d = ball.project(x, adversarial.detach() - x)  # its arithmetic may leave the ball by a rounding error
-    return x + d
+    adversarial = x.clone()
+    for k in range(restarts):
+        with torch.no_grad():
+            left = model(adversarial).argmax(1) == labels
+        if bool(left.any()):
+            attack = APGDAttack(
+                model, n_iter=iterations, norm="L2", eps=ball.reach(x)[left], seed=seed + k, loss=loss, device=x.device
+            )
+            adversarial[left] = attack.perturb(x[left], labels[left]).detach()
+    return x + ball.project(x, adversarial - x)  # its arithmetic may leave the ball by a rounding error

@@ -14,21 +14,28 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class L2Ball:
-    """Perturbations of l2 norm at most `eps` that leave an input in [low, high]: what a step and a start are in it."""
+    """Perturbations of l2 norm at most `eps` that leave an input in [low, high]: what a step and a start are in it.
 
-    eps: float
+    `eps` is a number, or a tensor (b,) with one for each example.
+    """
+
+    eps: float | Tensor
     low: float = 0.0
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.eps >= 0:
+        if not bool((torch.as_tensor(self.eps) >= 0).all()):
             raise ValueError(f"eps must be at least 0, got {self.eps!r}")
+
+    def reach(self, x: Tensor) -> Tensor:
+        """`eps` for each example of `x`, (b, 1, ...)."""
+        return torch.as_tensor(self.eps, dtype=x.dtype, device=x.device).expand(len(x)).reshape(_column(x))
 
     def start(self, x: Tensor, source: torch.Generator | None) -> Tensor:
         """A random point of the ball."""
         noise = torch.randn(x.shape, generator=source, dtype=x.dtype)
-        radius = torch.rand(len(x), generator=source, dtype=x.dtype) * self.eps
-        return self.project(x, (noise * (radius / row_norms(noise)).view(_column(x))).to(x.device))
+        share = torch.rand(len(x), generator=source, dtype=x.dtype) / row_norms(noise)
+        return self.project(x, (noise * share.view(_column(x))).to(x.device) * self.reach(x))
 
     def step(self, gradient: Tensor) -> Tensor:
         """The steepest direction, of norm 1."""
@@ -36,7 +43,8 @@ class L2Ball:
 
     def project(self, x: Tensor, d: Tensor) -> Tensor:
         """A perturbation of `x` in the ball, near `d`; clipping to [low, high] only shortens it."""
-        d = d * (self.eps / row_norms(d).clamp_min(max(self.eps, _TINY))).view(_column(x))
+        reach = self.reach(x)
+        d = d * (reach / torch.maximum(row_norms(d).view(_column(x)), reach.clamp_min(_TINY)))
         return (x + d).clamp(self.low, self.high) - x
 
 
@@ -68,7 +76,7 @@ def pgd(
     Returns:
         For each example the first input met with another class than its label, else the last one tried.
     """
-    length = ball.eps / 4 if step is None else step
+    length = ball.reach(x) / 4 if step is None else step
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for _ in range(restarts):
         d = ball.start(x, generator)

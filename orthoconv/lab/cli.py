@@ -20,6 +20,7 @@ from orthoconv.lab.rates import rates
 from orthoconv.lab.report import report
 from orthoconv.lab.reproduce import reproduce
 from orthoconv.lab.training import train
+from orthoconv.lab.verifying import VerificationError, verify
 from orthoconv.lab.wasserstein import wasserstein
 from orthoconv.train import CheckpointError, TrainingError
 
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Any] = {
     "data": data,
     "train": train,
     "evaluate": evaluate,
+    "verify": verify,
     "bench": {
         "_help": "Time every method against the plain one, in one run: networks, or single layers.",
         "networks": bench.networks,
@@ -45,6 +47,7 @@ EXPECTED = (
     CheckpointError,
     DataError,
     TrainingError,
+    VerificationError,
     ImportError,
     OSError,
     ValueError,

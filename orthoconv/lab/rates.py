@@ -114,5 +114,5 @@ def _try(model: ModelSpec, training: Split, held_out: Split, recipe: Recipe, nam
             *_, last = fit(network, training, recipe, Path(folder) / "checkpoint", on_step=on_step)
         except TrainingError:  # too high a rate, which is an answer
             return {"accuracy": 0.0}
-    found = certify(network, batches(held_out, 500))
+    found = certify(network, batches(held_out, 500), rounding=False)
     return {"accuracy": found.clean_accuracy, "certified": found.certified_accuracy[36 / 255], "loss": last["loss"]}

@@ -107,7 +107,7 @@ def _fit(
 def _test_figures(network: nn.Module, test: Split, world: World) -> dict[str, Any]:
     """Clean and certified accuracy on the whole test set, each process its share."""
     share = Split(test.images[world.rank :: world.size], test.labels[world.rank :: world.size])
-    found = certify(network, batches(share, 500))
+    found = certify(network, batches(share, 500), rounding=False)
     counts = [found.correct.sum(), *((found.radius > eps).sum() for eps in found.eps), torch.tensor(len(share.labels))]
     *right, n = total(torch.stack([c.double().cpu() for c in counts]), world).tolist()
     certified = {f"{eps * 255:.0f}/255": k / n for eps, k in zip(found.eps, right[1:], strict=True)}

@@ -1,0 +1,140 @@
+"""Whether a model is what it says: the norm of each layer as it runs, the bound of the whole, the rounding."""
+
+__all__ = ["Layer", "Verification", "verify"]
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.lipschitz import lipschitz_bound
+from orthoconv.nn import RKOConv2d
+from orthoconv.nn.base import BaseConv2d
+from orthoconv.nn.linear import BaseLinear
+from orthoconv.nn.memory import frozen
+from orthoconv.rounding import growth, in_double
+from orthoconv.tracing import calls
+
+TOLERANCE = 1e-5  # by which singular values may miss 1, and a forward pass its operator, in float32
+_PROBES = 4
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer as it runs on inputs of one shape."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    claim: str
+    largest: float
+    smallest: float | None
+    difference: float
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with it."""
+        found = []
+        if self.claim and self.largest > 1 + TOLERANCE:
+            found.append(f"{self.name} ({self.kind}) says that it is {self.claim}, and has norm {self.largest:.9g}")
+        if self.claim == "orthogonal" and self.smallest is not None and self.smallest < 1 - TOLERANCE:
+            found.append(
+                f"{self.name} ({self.kind}) says that it is orthogonal, and has a singular value {self.smallest:.9g}"
+            )
+        if not self.difference <= TOLERANCE:
+            found.append(
+                f"{self.name} ({self.kind}) does not compute what its operator says: it differs by "
+                f"{self.difference:.3g} of the input"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found out about a model; it is sound if there are no faults.
+
+    `slack` is the largest difference of logits to those of exact arithmetic, on the inputs that were given, and `worst`
+    what rounding could make of them, summing in any order.
+    """
+
+    layers: list[Layer]
+    lipschitz: float
+    claimed: float | None
+    slack: float
+    worst: float
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong, one sentence each."""
+        found = [fault for layer in self.layers for fault in layer.faults]
+        if self.claimed is not None and self.lipschitz > self.claimed * (1 + TOLERANCE) ** max(1, len(self.layers)):
+            found.append(f"the bound of the model is {self.lipschitz:.9g}, more than the {self.claimed:.9g} it claims")
+        if not self.slack <= self.worst:
+            found.append(f"logits are off by {self.slack:.3g}, where rounding explains {self.worst:.3g}")
+        return found
+
+
+@torch.no_grad()
+def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verification:
+    """Look at each linear layer of `model`, at the sizes at which `x` passes through it, and at the whole.
+
+    The norm of a layer is that of its operator in its own precision, found in float64 from all its frequencies; and
+    its forward pass is compared with that operator on random inputs, so that neither can hide behind the other.
+
+    Arguments:
+        model: Made of layers that have a rule; see `register_lipschitz_rule`. It is used in eval mode.
+        x: Some inputs (b, ...).
+        claimed: Lipschitz constant that the model should have, if any.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> verify(nn.Sequential(nn.Flatten(), CayleyLinear(16, 4)), torch.rand(8, 1, 4, 4), claimed=1.0).faults
+    []
+    """
+    mode = model.training
+    model.eval()
+    try:
+        with frozen(model):
+            layers = [_look(name, m, y) for name, m, y in calls(model, x[:1]) if isinstance(m, _LINEAR)]
+            norm = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
+            difference = torch.linalg.vector_norm(model(x).double() - in_double(model)(x.double()), dim=1)
+            return Verification(
+                layers,
+                lipschitz_bound(model, x.shape[1:]),
+                claimed,
+                float(difference.max()),
+                growth(model, x.shape[1:], x.dtype).error(norm),
+            )
+    finally:
+        model.train(mode)
+
+
+_LINEAR = (BaseConv2d, BaseLinear, nn.Linear, nn.Conv2d)
+
+
+def _look(name: str, layer: nn.Module, x: Tensor) -> Layer:
+    shape = tuple(x.shape[1:])
+    probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(x)
+    y, exact = layer(probes).double(), in_double(layer)(probes.double())
+    norms = torch.linalg.vector_norm(probes.double().flatten(1), dim=1)
+    difference = torch.linalg.vector_norm((y - exact).flatten(1), dim=1) / norms
+    return Layer(
+        name or "model", type(layer).__name__, shape, _claim(layer), lipschitz_bound(layer, shape),
+        _smallest(layer, shape), float(difference.max()),
+    )  # fmt: skip
+
+
+def _claim(layer: nn.Module) -> str:
+    if isinstance(layer, BaseLinear) or (isinstance(layer, BaseConv2d) and layer.orthogonal and not layer._is_cropped):
+        return "orthogonal"
+    return "1-Lipschitz" if isinstance(layer, RKOConv2d) or getattr(layer, "orthogonal", False) else ""
+
+
+def _smallest(layer: nn.Module, shape: tuple[int, ...]) -> float | None:
+    """Smallest singular value; None where a border makes it another matrix for each pixel."""
+    if isinstance(layer, BaseConv2d):
+        return None if layer._is_cropped else float(layer.singular_values((shape[-2], shape[-1])).min())
+    if isinstance(layer, nn.Conv2d):
+        return None
+    matrix = layer.recall() if isinstance(layer, BaseLinear) else layer.weight
+    assert isinstance(matrix, Tensor)
+    return float(torch.linalg.svdvals(matrix.double()).min())

@@ -1,0 +1,236 @@
+"""What rounding does to certificates: the bound holds, the float64 twin is the exact function, radii allow for both."""
+
+import copy
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from contract import CASES, LAYERS, Case
+from oracles import conv_matrix, downsample_matrix
+from torch import Tensor, fx, nn
+
+from orthoconv import (
+    certified_radius,
+    certify,
+    fourier,
+    in_double,
+    lipschitz_bound,
+    models,
+    register_lipschitz_rule,
+    rounding_bound,
+)
+from orthoconv.data import load
+from orthoconv.nn import CayleyConv2d, CayleyLinear, ConvexResidual, MaxMin, Normalize, Scale, ScaledAvgPool2d
+from orthoconv.nn.base import BaseConv2d
+from orthoconv.rounding import growth
+from orthoconv.testing import dense_matrix
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+SOME = [CASES[k] for k in (1, 2, 6, 15, 20, 23)]
+
+
+def exact_matrix(layer: BaseConv2d, case: Case, shape: tuple[int, ...]) -> Tensor:
+    """The operator, entries of float32 included, as a dense matrix by the definition of a convolution."""
+    size = layer._inner_size((shape[-2], shape[-1]))
+    kernels = fourier.kernel_of(layer.spectrum((shape[-2], shape[-1]), double=True), size).chunk(layer.groups)
+    whole = torch.block_diag(*(conv_matrix(kernel, size) for kernel in kernels))
+    matrix = whole @ downsample_matrix(case.i, case.size, case.stride)
+    return matrix.mT if layer.transposed else matrix
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_twin_in_double_is_the_operator_as_it_is(name: str, case: Case) -> None:
+    layer, shape = LAYERS[name].layer(case, torch.float32).eval(), LAYERS[name].input_shape(case)
+    assert isinstance(layer, BaseConv2d)
+    twin = in_double(layer)
+    exact = exact_matrix(layer, case, shape)
+    assert torch.dist(dense_matrix(twin, shape, dtype=torch.float64), exact) < 1e-12
+    x = torch.randn(3, *shape)
+    error = (layer(x).double() - twin(x.double())).flatten(1).norm(dim=1).max()
+    assert 0 < float(error) <= rounding_bound(layer, shape, float(x.flatten(1).norm(dim=1).max()))
+
+
+def test_the_twin_does_not_make_its_operators_again() -> None:
+    layer = CayleyConv2d(4, 4, 3).eval()
+    again, twin = copy.deepcopy(layer).double(), in_double(layer)
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    assert torch.dist(again(x), twin(x)) > 1e-9, "otherwise there is nothing to tell apart"
+    norms = [(f(x) - f(0 * x)).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1) - 1 for f in (again, twin)]
+    assert norms[0].abs().max() < 1e-14
+    assert norms[1].abs().max() > 1e-10, "the operator of float32 is orthogonal to its precision only"
+    assert (norms[1] + 1).max() <= lipschitz_bound(layer, (4, 6, 6))
+
+
+def network() -> nn.Sequential:
+    """A network with a bit of everything."""
+    branch = nn.Sequential(CayleyConv2d(8, 8, 3), MaxMin(), nn.BatchNorm2d(8))
+    first = [Normalize([0.5], [0.25]), CayleyConv2d(1, 8, 3), MaxMin(), ConvexResidual(branch), nn.AvgPool2d(2)]
+    middle = [nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(), ScaledAvgPool2d(2), nn.Flatten(), nn.Linear(32, 16)]
+    return nn.Sequential(*first, *middle, nn.LeakyReLU(), CayleyLinear(16, 10), Scale(3.0)).eval()
+
+
+def test_the_bound_holds_for_a_whole_network_and_its_gain_is_the_lipschitz_bound() -> None:
+    model, x = network(), torch.rand(50, 1, 8, 8)
+    nn.init.normal_(model[3].f[2].running_mean)
+    nn.init.normal_(model[3].f[2].bias, std=3)
+    grown = growth(model, (1, 8, 8))
+    assert grown.gain == pytest.approx(lipschitz_bound(model, (1, 8, 8)), rel=1e-12)
+    error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
+    bound = grown.error(x.flatten(1).norm(dim=1).double())
+    assert (error <= bound).all()
+    assert float(error.max()) > 1e-8
+    double = rounding_bound(model, (1, 8, 8), 8.0, torch.float64)
+    assert 0 < double < 1e-8
+    assert double == pytest.approx(rounding_bound(model, (1, 8, 8), 8.0) * 2.0**-29, rel=1e-2)
+
+
+def test_the_bound_of_double_holds_against_wider_numbers() -> None:
+    """Linear layers in the 64-bit mantissa of long double, for sums that cancel."""
+    model = nn.Sequential(CayleyLinear(300, 200), CayleyLinear(200, 10)).eval()
+    nn.init.constant_(model[0].bias, 1e3)
+    x = torch.rand(5, 300, dtype=torch.float64)
+    y = x.numpy().astype(np.longdouble)
+    for layer in model:
+        Q, b = (t.detach().numpy().astype(np.longdouble) for t in (layer.recall(), layer.bias))
+        y = y @ Q.T + b
+    error = np.linalg.norm((in_double(model)(x).numpy() - y).astype(np.float64), axis=1)
+    assert 0 < error.max() <= rounding_bound(model, (300,), float(x.norm(dim=1).max()), torch.float64)
+
+
+class TwoBranches(nn.Module):
+    """Someone's network, with a sum and a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.act = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.a(x))
+        y = self.b(x) + x
+        return self.head(torch.cat((x, y), 1).flatten(1))
+
+
+def test_graphs_are_followed_too() -> None:
+    model = fx.symbolic_trace(TwoBranches()).eval()
+    x = torch.rand(20, 1, 6, 6)
+    grown = growth(model, (1, 6, 6))
+    assert grown.gain == pytest.approx(lipschitz_bound(model, (1, 6, 6)), rel=1e-12)
+    error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
+    assert (error <= grown.error(x.flatten(1).norm(dim=1).double())).all()
+    assert certify(model, [(x, model(x).argmax(1))]).slack is not None
+
+
+def test_a_radius_is_less_by_the_slack() -> None:
+    logits, labels = torch.tensor([[3.0, 1.0], [3.0, 1.0], [0.1, 0.0]]), torch.tensor([0, 0, 0])
+    found = certified_radius(logits, labels, 2.0, torch.tensor([0.0, 0.5, 1.0]))
+    torch.testing.assert_close(found, torch.tensor([math.sqrt(2) / 2, (math.sqrt(2) - 0.5) / 2, 0.0]))
+    with pytest.raises(ValueError, match="slack must be at least 0"):
+        certified_radius(logits, labels, slack=-1e-9)
+
+
+def test_rounding_that_would_certify_too_much_does_not() -> None:
+    """Logits that large constants passed through: what float32 adds to margins, the slack takes away again."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), CayleyLinear(16, 16), CayleyLinear(16, 10)).eval()
+    nn.init.constant_(model[1].bias, 3e4)
+    nn.init.zeros_(model[2].bias)
+    model[2].bias.sub_(model(torch.zeros(1, 1, 4, 4))[0])
+    x = torch.rand(500, 1, 4, 4)
+    labels = model(x).argmax(1)
+    exact = certified_radius(in_double(model)(x.double()), labels, lipschitz_bound(model, (1, 4, 4)))
+    naive, found = (certify(model, [(x, labels)], rounding=on) for on in (False, True))
+    assert (naive.radius.double() > exact).float().mean() > 0.2, "otherwise this shows nothing"
+    assert (found.radius.double() <= exact).all()
+    assert found.slack is not None
+    assert (found.radius.double() >= exact - 4 * found.slack).all(), "and no more than that is lost"
+    assert naive.slack is None
+
+
+class Negative(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return -x
+
+
+def test_what_has_no_rule_is_named() -> None:
+    register_lipschitz_rule(Negative)(lambda module, x, child: 1.0)
+    model, x = nn.Sequential(nn.Flatten(), Negative()), torch.rand(2, 1, 1, 3)
+    with pytest.raises(TypeError, match=r"no rule for Negative, at Sequential\.1; certify\(\.\.\., rounding=False\)"):
+        certify(model, [(x, torch.tensor([0, 1]))])
+    assert certify(model, [(x, torch.tensor([0, 1]))], rounding=False).lipschitz == 1
+    with pytest.raises(ValueError, match=r"norm must be at least 0 and finite, got -1"):
+        rounding_bound(model, (3,), -1)
+    with pytest.raises(ValueError, match=r"dtype must be torch\.float32 or torch\.float64, got torch\.float16"):
+        rounding_bound(nn.Flatten(), (3,), 1.0, torch.float16)
+
+
+def certified_beyond_exact(model: nn.Sequential, images: Tensor, labels: Tensor) -> tuple[int, int, float]:
+    """Images whose radius exceeds the exact one with and without allowing for rounding, and the largest slack.
+
+    The exact logits are found by other means: each convolution in float64 by its kernel as large as the image.
+    """
+    shape = images.shape[1:]
+    plain = copy.deepcopy(model)
+    for k, layer in enumerate(model):
+        if isinstance(layer, BaseConv2d):
+            plain[k] = _InSpace(layer)
+        elif isinstance(layer, CayleyLinear):
+            plain[k] = nn.Linear(layer.in_features, layer.out_features).double()
+            plain[k].load_state_dict({"weight": layer.recall().double(), "bias": layer.bias.detach().double()})
+    plain = plain.double()
+    exact = torch.cat([plain(x.double()) for x in images.split(250)])
+    test = [(x, y) for x, y in zip(images.split(250), labels.split(250), strict=True)]
+    radius = certified_radius(exact, labels, lipschitz_bound(model, shape))
+    found, naive = certify(model, test), certify(model, test, rounding=False)
+    assert found.slack is not None
+    return (
+        int((found.radius.double() > radius).sum()),
+        int((naive.radius.double() > radius).sum()),
+        float(found.slack.max()),
+    )
+
+
+class _InSpace(nn.Module):
+    """A convolution by one matrix product with patches of the whole image: no Fourier transform of the input."""
+
+    def __init__(self, layer: BaseConv2d) -> None:
+        super().__init__()
+        self.layer = (layer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (layer,) = self.layer
+        size = (x.shape[-2], x.shape[-1])
+        kernel = fourier.kernel_of(layer.spectrum(size, double=True), layer._inner_size(size))
+        blocks = nn.functional.pixel_unshuffle(x, layer.stride[0])
+        h, w = blocks.shape[-2:]
+        padded = nn.functional.pad(blocks, ((w - 1) // 2, w // 2, (h - 1) // 2, h // 2), mode="circular")
+        return nn.functional.conv2d(padded, kernel) + layer.bias.detach().double()[:, None, None]
+
+
+def test_nothing_is_certified_on_digits_that_exact_arithmetic_would_not() -> None:
+    _, test = load("digits")
+    model = models.build("kwlarge", width=0.25, in_channels=1, image_size=8).eval()
+    images = test.images[:300]
+    beyond, naive, slack = certified_beyond_exact(model, images, model(images).argmax(1))
+    assert beyond == 0
+    assert naive > 0, "otherwise this shows nothing"
+    assert 0 < slack < 1e-4
+
+
+@pytest.mark.slow
+def test_nothing_is_certified_on_cifar10_that_exact_arithmetic_would_not() -> None:
+    _, test = load("cifar10")
+    model = models.pretrained("kwlarge_cayley_cifar10")
+    beyond, naive, slack = certified_beyond_exact(model, test.images, test.labels)
+    print(f"{len(test.labels)} images: {beyond} radii beyond the exact one, {naive} without slack; slack {slack:.2g}")
+    assert beyond == 0
+    assert naive > 0

@@ -1,0 +1,105 @@
+"""Whether verification tells a sound model from a broken one, and attacks a true certificate from a false one."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orthoconv import certify, models
+from orthoconv.attacks import L2Ball, cross_examine, pgd
+from orthoconv.data import load
+from orthoconv.nn import CayleyConv2d, CayleyLinear, MaxMin
+from orthoconv.train import Recipe, fit
+from orthoconv.verify import verify
+
+
+@pytest.mark.parametrize("conv", ["cayley", "bcop", "cayley_bcop", "rko", "crko", "plain"])
+def test_networks_are_what_they_say(conv: str) -> None:
+    model = models.build("kwlarge", conv, width=0.125, in_channels=1, image_size=8)
+    found = verify(model, torch.rand(4, 1, 8, 8), None if conv == "plain" else 1.0)
+    assert found.faults == []
+    assert len(found.layers) == 7
+    assert [layer.shape for layer in found.layers[:3]] == [(1, 8, 8), (4, 8, 8), (4, 4, 4)]
+    if conv != "plain":
+        assert all(layer.largest <= 1 + 1e-5 for layer in found.layers)
+    assert 0 < found.slack < 1e-4 < found.worst
+    assert model.training
+
+
+class TooLarge(CayleyConv2d):
+    """An operator of norm 1.001."""
+
+    def operator(self, size: tuple[int, int], *sources: Tensor) -> Tensor:
+        return 1.001 * super().operator(size, *sources)
+
+
+class Shrinking(CayleyLinear):
+    def operator(self, size: tuple[int, int], *sources: Tensor) -> Tensor:
+        return 0.9 * super().operator(size, *sources)
+
+
+def network(conv: type[CayleyConv2d] = CayleyConv2d, linear: type[CayleyLinear] = CayleyLinear) -> nn.Sequential:
+    return nn.Sequential(conv(1, 4, 3), MaxMin(), nn.Flatten(), linear(64, 10))
+
+
+def test_broken_layers_are_caught(monkeypatch) -> None:
+    x = torch.rand(2, 1, 4, 4)
+    assert verify(network(), x, 1.0).faults == []
+    layer, whole = verify(network(TooLarge), x, 1.0).faults
+    assert layer.startswith("0 (TooLarge) says that it is orthogonal, and has norm 1.00100")
+    assert whole.startswith("the bound of the model is 1.00100")
+    (fault,) = verify(network(linear=Shrinking), x, 1.0).faults
+    assert fault.startswith("3 (Shrinking) says that it is orthogonal, and has a singular value 0.89999")
+    monkeypatch.setattr(CayleyLinear, "apply_matrix", lambda self, x: 1.0001 * x @ self.recall().mT + self.bias)
+    fault, whole = verify(network(), x, 1.0).faults
+    assert "3 (CayleyLinear) does not compute what its operator says: it differs by" in fault
+    assert whole.startswith("logits are off by ")
+
+
+def test_hooks_and_own_forwards_are_refused() -> None:
+    model = network()
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(TypeError, match="forward hooks"):
+        verify(model, torch.rand(2, 1, 4, 4))
+
+
+def test_a_claim_that_is_too_low_is_a_fault() -> None:
+    (fault,) = verify(network(), torch.rand(2, 1, 4, 4), 0.5).faults
+    assert "more than the 0.5 it claims" in fault
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A network trained on digits, and test images for it."""
+    training, test = load("digits")
+    torch.manual_seed(0)
+    model = models.build("kwlarge", width=0.25, in_channels=1, image_size=8)
+    recipe, checkpoint = Recipe(epochs=5, batch_size=64, augment=False), tmp_path_factory.mktemp("run") / "checkpoint"
+    assert len(list(fit(model, training, recipe, checkpoint))) == 5
+    return model.eval().requires_grad_(False), test.images[:200], test.labels[:200]
+
+
+@pytest.mark.filterwarnings("ignore:.*points with zero gradient")
+def test_certificates_stand_cross_examination_and_false_ones_do_not(trained) -> None:
+    pytest.importorskip("pyautoattack")
+    model, x, y = trained
+    radius = certify(model, [(x, y)]).radius
+    assert (radius > 0).float().mean() > 0.5
+    assert not cross_examine(model, x, y, radius, iterations=20, restarts=2).any()
+    false = certify(model, [(x, y)], lipschitz=0.3).radius
+    broken = cross_examine(model, x, y, false, iterations=20, restarts=1)
+    assert broken.float().mean() > 0.3
+    assert not broken[false == 0].any(), "what is not certified is not attacked"
+
+
+def test_each_example_has_its_own_ball() -> None:
+    x, y = torch.full((2, 2), 0.5), torch.tensor([0, 0])
+    x[:, 0] += torch.tensor([0.1, 0.3])
+    radius = torch.tensor([0.1, 0.3]) / 2**0.5
+    model = nn.Identity()
+    assert model(pgd(model, x, y, L2Ball(1.05 * radius))).argmax(1).tolist() == [1, 1]
+    assert model(pgd(model, x, y, L2Ball(0.95 * radius))).argmax(1).tolist() == [0, 0]
+    assert model(pgd(model, x, y, L2Ball(radius * torch.tensor([1.05, 0.95])))).argmax(1).tolist() == [1, 0]
+    d = pgd(model, x, y, L2Ball(0.5 * radius)) - x
+    torch.testing.assert_close(d.norm(dim=1), 0.5 * radius, rtol=1e-4, atol=0)
+    with pytest.raises(ValueError, match="share must be in"):
+        cross_examine(model, x, y, radius, share=1.5)
