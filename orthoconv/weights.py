@@ -2,6 +2,7 @@
 
 __all__ = ["CheckpointError", "load_into", "load_weights", "read", "save_weights", "write"]
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,20 @@ def write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> Non
     from safetensors.torch import save
 
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    data = save(tensors, {"orthoconv": json.dumps({**header, "sha256": sha256(tensors)})})
+    text = json.dumps({**header, "sha256": sha256(tensors)})
+    data = save(tensors, {"orthoconv": text, "sha256": _seal(text, tensors)})
     try:
         write_atomically(path, lambda file: file.write(data))
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error}; what was there before is unchanged") from error
+        raise CheckpointError(
+            f"{path} could not be written: {error.strerror or error}; what was there before is unchanged"
+        ) from error
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a file by `write`."""
     try:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
     except ModuleNotFoundError as error:
         raise ImportError('reading weights needs safetensors: pip install "orthoconv[lab]"') from error
 
@@ -55,15 +59,25 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["orthoconv"])
+            about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except KeyError as error:
-        raise CheckpointError(f"{path} is not a checkpoint of orthoconv: it has no header {error}") from error
-    except (SafetensorError, OSError, ValueError) as error:
+        header = json.loads(about.get("orthoconv", "null"))
+        found = sha256(tensors)
+    except Exception as error:  # whatever a file of any bytes makes the parsers raise
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    if header.get("sha256") != sha256(tensors):
+    if not isinstance(header, dict) or not isinstance(header.get("state"), dict):
+        raise CheckpointError(f"{path} is not a checkpoint of orthoconv: it has no header 'orthoconv' with a state")
+    if header.get("sha256") != found:
         raise CheckpointError(f"{path} is damaged: its tensors do not have the digest that it was written with")
+    if len(about) > 1 and about != {"orthoconv": about["orthoconv"], "sha256": _seal(about["orthoconv"], tensors)}:
+        raise CheckpointError(f"{path} is damaged: its header does not have the digest that it was written with")
     return tensors, header
+
+
+def _seal(text: str, tensors: dict[str, Tensor]) -> str:
+    """Digest of what that of the tensors, which is in the text, leaves out; files of version 0.1.0 may lack it."""
+    layout = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in sorted(tensors)]
+    return hashlib.sha256(json.dumps([text, layout]).encode()).hexdigest()
 
 
 def load_into(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -71,13 +85,19 @@ def load_into(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
     own = model.state_dict()
     differences = [
-        f"{k}: {tuple(weights[k].shape) if k in weights else 'missing'} in the file, "
-        f"{tuple(own[k].shape) if k in own else 'missing'} in the model"
+        f"{k}: {_kind(weights.get(k))} in the file, {_kind(own.get(k))} in the model"
         for k in [*own, *(k for k in weights if k not in own)]
-        if k not in weights or k not in own or weights[k].shape != own[k].shape
+        if _kind(weights.get(k)) != _kind(own.get(k))
     ]
     if differences:
         raise CheckpointError(
             f"{path} is of another architecture; {len(differences)} tensors differ, the first is {differences[0]}"
         )
     model.load_state_dict(weights)
+
+
+def _kind(tensor: Tensor | None) -> str:
+    """What must agree for one tensor to take the other's values; real numbers of another precision do."""
+    if tensor is None:
+        return "missing"
+    return f"{tuple(tensor.shape)} of {'real numbers' if tensor.is_floating_point() else tensor.dtype}"

@@ -197,6 +197,14 @@ def test_augmentation_moves_and_flips_each_image() -> None:
     assert not torch.equal(augment(images, generator(1)), found)
 
 
+def test_augmentation_needs_images_larger_than_its_moves() -> None:
+    assert augment(torch.rand(2, 1, 5, 5), generator(0)).shape == (2, 1, 5, 5)
+    with pytest.raises(
+        ValueError, match="augment moves images by up to 4 pixels, so that they must be larger, got 5 x 4"
+    ):
+        augment(torch.rand(2, 1, 5, 4), generator(0))
+
+
 def test_orders_and_batches() -> None:
     assert torch.equal(epoch_order(50, 1, 2), epoch_order(50, 1, 2))
     assert not torch.equal(epoch_order(50, 1, 2), epoch_order(50, 1, 3))

@@ -157,3 +157,17 @@ def test_at_full_width(name: str, conv: str) -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
     if conv in BOUNDED and name != "wide_resnet10_10":
         assert lipschitz_bound(model, (3, 32, 32)) < 1 + 1e-4
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_the_scale_is_learned_or_not(learned: bool) -> None:
+    model = build("kwlarge", width=0.125, image_size=8, learned_scale=learned)
+    before = {k: p.detach().clone() for k, p in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.rand(2, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    moved = {k for k, p in model.named_parameters() if not torch.equal(p, before[k])}
+    scales = {k for k in before if k.endswith(".g")}
+    assert len(scales) == 7
+    assert moved & scales == (scales if learned else set())
+    assert moved >= {k for k in before if k.endswith(".weight")}

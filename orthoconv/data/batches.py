@@ -41,6 +41,8 @@ def augment(images: Tensor, source: torch.Generator, pad: int = 4) -> Tensor:
     torch.Size([2, 3, 8, 8])
     """
     b, c, h, w = images.shape
+    if min(h, w) <= pad:
+        raise ValueError(f"augment moves images by up to {pad} pixels, so that they must be larger, got {h} x {w}")
     shift = torch.randint(-pad, pad + 1, (2, b, 1), generator=source)
     flip = torch.randint(2, (b, 1), generator=source)
     rows = _reflect(torch.arange(h) + shift[0], h)  # (b, h)

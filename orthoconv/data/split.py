@@ -27,5 +27,5 @@ class Split(NamedTuple):
 
 
 def split_of(pixels: Tensor, labels: Tensor) -> Split:
-    """`Split` of pixels (n, c, h, w) from 0 to 255 and labels, both uint8."""
+    """`Split` of pixels (n, c, h, w) from 0 to 255 and labels, both of integers."""
     return Split(pixels.to(torch.float32).div_(255), labels.long())

@@ -4,6 +4,7 @@ __all__ = ["stl10"]
 
 import hashlib
 import tarfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -79,11 +80,11 @@ def _from_archive(path: Path) -> tuple[Split, Split]:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = Path(member.name).name
-                if member.isfile() and name in wanted:
+                if member.isfile() and member.size and name in wanted:
                     content = archive.extractfile(member)
                     assert content is not None
                     found[name] = content.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}") from error
     if missing := sorted(wanted - set(found)):
         raise DataError(f"{path} lacks {', '.join(missing)}")

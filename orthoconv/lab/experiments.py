@@ -50,8 +50,12 @@ class Experiment:
     """
 
     def __init__(self, name: str, fields: dict[str, Any]) -> None:
+        if not isinstance(fields, dict):
+            raise ValueError(f"{name}.yaml has no fields; there are {', '.join(sorted(_FIELDS))}")
         if unknown := set(fields) - _FIELDS:
-            raise ValueError(f"{name}.yaml has the field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
+            raise ValueError(
+                f"{name}.yaml has the field {min(unknown, key=str)!r}; there are {', '.join(sorted(_FIELDS))}"
+            )
         if missing := {"title", "place", "kind", "rows", "budgets"} - set(fields):
             raise ValueError(f"{name}.yaml lacks the field {min(missing)!r}")
         if fields["kind"] not in KINDS:
@@ -70,7 +74,12 @@ class Experiment:
 
     def cases(self, budget: str) -> list[Case]:
         """The runs that a budget asks for, seed by seed, so that the first seed is complete first."""
-        chosen = self._budget(budget)
+        try:
+            return self._cases(self._budget(budget))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.name}.yaml, {budget}: {error}") from error
+
+    def _cases(self, chosen: dict[str, Any]) -> list[Case]:
         own = {k: v for k, v in chosen.items() if k not in {"note", "seeds", "evaluate", "values", "series"}}
         values = [None] if self.sweep is None else chosen.get("values", self.sweep["values"])
         cases = []
@@ -100,7 +109,7 @@ def experiments_folder() -> Path:
 
 def names() -> list[str]:
     """Names of all experiments, in the order of the paper."""
-    files = sorted(experiments_folder().glob("*.yaml"), key=lambda path: _number(path.read_text()))
+    files = sorted(experiments_folder().glob("*.yaml"), key=_number)
     return [path.stem for path in files]
 
 
@@ -109,12 +118,18 @@ def load_experiment(name: str) -> Experiment:
     path = experiments_folder() / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(f"the experiments are {', '.join(names())}; got {name!r}")
-    return Experiment(name, yaml.safe_load(path.read_text()))
+    try:
+        return Experiment(name, yaml.safe_load(path.read_text()))
+    except (yaml.YAMLError, AttributeError, TypeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not an experiment: {error}") from error
 
 
-def _number(text: str) -> int:
+def _number(path: Path) -> int:
     """Number of an experiment, with which its file opens."""
-    return int(text.removeprefix("#").split(".")[0])
+    try:
+        return int(path.read_text().removeprefix("#").split(".")[0])
+    except ValueError as error:
+        raise ValueError(f"{path} does not open with its number, as in # 1. Title") from error
 
 
 def _merge(*parts: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from orthoconv.data import load
 from orthoconv.lab import bench
@@ -22,6 +21,7 @@ from orthoconv.lab.training import train
 from orthoconv.lab.wasserstein import CriticSpec, estimate_distance
 from orthoconv.nn.base import BaseConv2d
 from orthoconv.testing import norm_ratios
+from orthoconv.tracing import calls
 from orthoconv.train import Recipe
 
 Config = dict[str, Any]
@@ -68,6 +68,8 @@ def _training(config: Config, seed: int) -> Config:
     recipe = asdict(Recipe(**{**config.get("recipe", {}), "seed": seed}))
     del recipe["checkpoint_every"]
     model = asdict(ModelSpec(**config.get("model", {})))
+    if model["learned_scale"]:  # an option younger than some records, whose runs were like this
+        del model["learned_scale"]
     return {"data": config["data"], "examples": config.get("examples", 0), "model": model, "recipe": recipe}
 
 
@@ -115,31 +117,16 @@ def _orthogonality(config: Config, context: Context) -> Config:
     ratios: dict[str, dict[str, list[float]]] = {}
     for when, path in (("before", run.initial_path), ("after", run.weights_path)):
         model = run.load_model(training, path)
-        seen = _convolutions(model, training.images[:1])
+        seen = [(m, y) for _, m, y in calls(model, training.images[:1]) if isinstance(m, BaseConv2d)]
         for index, name in config["layers"].items():
-            layer, shape = seen[int(index)]
+            layer, y = seen[int(index)]
+            shape = y.shape[1:]
             x = torch.randn(config["inputs"], *shape, generator=torch.Generator().manual_seed(config["recipe"]["seed"]))
             found = norm_ratios(layer, x)
             ratios.setdefault(name, {})[when] = found.tolist()
             range_ = {f"{when}_min": float(found.min()), f"{when}_max": float(found.max())}
             metrics.setdefault(name, {}).update(range_)
     return {"config": config, "hardware": hardware(), "seconds": 0.0, "metrics": metrics, "ratios": ratios}
-
-
-@torch.no_grad()
-def _convolutions(model: nn.Module, x: torch.Tensor) -> list[tuple[BaseConv2d, torch.Size]]:
-    """The convolutions of a network, in the order in which they come, and the shape of an input of each."""
-    found: list[tuple[BaseConv2d, torch.Size]] = []
-
-    def look(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        assert isinstance(module, BaseConv2d)
-        found.append((module, inputs[0].shape[1:]))
-
-    hooks = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, BaseConv2d)]
-    model(x)
-    for hook in hooks:
-        hook.remove()
-    return found
 
 
 # Times

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment
+from jinja2 import Environment, UndefinedError
 from matplotlib import image as mpl_image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orthoconv.data import load
 from orthoconv.lab import plots
-from orthoconv.lab.runs import Run
+from orthoconv.lab.runs import Run, read_json
 from orthoconv.nn.base import BaseConv2d
 from orthoconv.nn.linear import BaseLinear
+from orthoconv.tracing import calls
 
 
 def report(run: Path, compare: list[Path] | None = None, data_dir: Path | None = None) -> None:
@@ -40,10 +41,20 @@ def write_report(run: Path, compare: list[Path], data_dir: Path | None = None) -
         if not folder.evaluation_path.is_file():
             raise FileNotFoundError(f"{folder.folder} has no evaluation; run: orthoconv evaluate {folder.folder}")
     main = folders[0]
-    rows = {_name(folder): json.loads(folder.evaluation_path.read_text()) for folder in folders}
-    evidence = {_name(folder): load_file(folder.evidence_path) for folder in folders}
+    try:
+        page = _page(main, folders, data_dir)
+    except (LookupError, TypeError, AttributeError, RuntimeError, UndefinedError) as error:
+        raise ValueError(f"{run} lacks what a report shows; evaluate it again: {error!r}") from error
+    path = run / "report.html"
+    path.write_text(page)
+    return path
+
+
+def _page(main: Run, folders: list[Run], data_dir: Path | None) -> str:
+    rows = {_name(folder): read_json(folder.evaluation_path) for folder in folders}
+    evidence = {_name(folder): _evidence(folder.evidence_path) for folder in folders}
     template = files("orthoconv.lab").joinpath("report.html.j2").read_text()
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template).render(
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template).render(
         title=f"{main.config['model']['name']} with {_name(main)} layers on {main.config['data']}",
         rows=rows,
         config=json.dumps({k: main.config[k] for k in ("data", "model", "recipe")}, indent=2),
@@ -57,9 +68,13 @@ def write_report(run: Path, compare: list[Path], data_dir: Path | None = None) -
         gallery=_gallery(evidence[_name(main)]),
         epochs=main.metrics(),
     )  # fmt: skip
-    path = run / "report.html"
-    path.write_text(page)
-    return path
+
+
+def _evidence(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except Exception as error:  # whatever a file of any bytes makes the parser raise
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _name(run: Run) -> str:
@@ -75,22 +90,16 @@ def _layers(run: Run, data_dir: Path | None) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _ranges(model: nn.Sequential, x: Tensor) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-
-    def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    rows = []
+    for _, module, y in calls(model, x):
         if isinstance(module, BaseConv2d):
-            values = module.singular_values((inputs[0].shape[-2], inputs[0].shape[-1]))
+            values = module.singular_values((y.shape[-2], y.shape[-1]))
         elif isinstance(module, BaseLinear | nn.Linear):
             matrix = module.recall() if isinstance(module, BaseLinear) else module.weight
             values = torch.linalg.svdvals(matrix.double())
         else:
-            return
+            continue
         rows.append({"name": str(module), "range": (float(values.min()), float(values.max()))})
-
-    hooks = [module.register_forward_hook(look) for module in model.modules()]
-    model(x)
-    for hook in hooks:
-        hook.remove()
     return rows
 
 

@@ -1,9 +1,10 @@
 """A run: a folder with its configuration, metrics, checkpoints and weights."""
 
-__all__ = ["ModelSpec", "Run", "append_record", "digest", "hardware", "run_record"]
+__all__ = ["ModelSpec", "Run", "append_record", "digest", "hardware", "read_json", "run_record"]
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from torch import nn
 
 from orthoconv import __version__, models
 from orthoconv.data import Split
+from orthoconv.files import write_atomically
 from orthoconv.train import load_weights
 
 
@@ -30,6 +32,7 @@ class ModelSpec:
         kernel_size: Taps of the convolutions.
         strided_kernel_size: Taps of the strided convolutions of kwlarge.
         lipschitz: Bound that the layers share.
+        learned_scale: Whether the scale g of Cayley layers is learned.
         normalize: What the first layer does with the statistics of the training images: none, center (subtract the
             mean, which leaves distances as they are), or standardize (divide by the deviation, too).
     """
@@ -41,6 +44,7 @@ class ModelSpec:
     kernel_size: int = 3
     strided_kernel_size: int | None = None
     lipschitz: float = 1.0
+    learned_scale: bool = True
     normalize: Literal["none", "center", "standardize"] = "center"
 
     def build(self, data: Split) -> nn.Sequential:
@@ -52,6 +56,8 @@ class ModelSpec:
         _, channels, *size = data.images.shape
         options = asdict(self)
         normalize = options.pop("normalize")
+        if normalize not in ("none", "center", "standardize"):
+            raise ValueError(f"normalize must be 'none', 'center' or 'standardize', got {normalize!r}")
         if normalize != "none":
             options["mean"] = data.images.mean((0, 2, 3)).tolist()
         if normalize == "standardize":
@@ -78,18 +84,38 @@ class Run:
         """What the run was started with."""
         if not self.config_path.is_file():
             raise FileNotFoundError(f"{self.folder} is not the folder of a run: it has no {self.config_path.name}")
-        config: dict[str, Any] = json.loads(self.config_path.read_text())
+        config = read_json(self.config_path)
+        for key, kind in (("data", str), ("model", dict), ("recipe", dict), ("hardware", dict)):
+            if not isinstance(config.get(key), kind):
+                raise ValueError(f"{self.config_path} is not the configuration of a run: {key} is {config.get(key)!r}")
+        if not isinstance(config["model"].get("conv"), str):
+            raise ValueError(f"{self.config_path} is not the configuration of a run: its model has no conv")
         return config
 
     def metrics(self) -> list[dict[str, Any]]:
         """The figures of each epoch so far."""
         if not self.metrics_path.exists():
             return []
-        return [json.loads(line) for line in self.metrics_path.read_text().splitlines() if line.endswith("}")]
+        try:
+            lines = self.metrics_path.read_text().split("\n")[:-1]  # what ends without a newline was not all written
+            found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+            if not all(isinstance(m, dict) and isinstance(m.get("step"), int) for m in found):
+                raise ValueError("a line has no step of an epoch")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.metrics_path} is damaged: {error}") from error
+        return found
+
+    def write_metrics(self, metrics: list[dict[str, Any]]) -> None:
+        """Write the figures of all epochs so far; a full disk leaves those that were there."""
+        text = "".join(json.dumps(m) + "\n" for m in metrics)
+        write_atomically(self.metrics_path, lambda file: file.write(text.encode()))
 
     def load_model(self, data: Split, path: Path | None = None) -> nn.Sequential:
         """The network of the run with its weights, or with those of another file of the run."""
-        model = ModelSpec(**self.config["model"]).build(data)
+        try:
+            model = ModelSpec(**self.config["model"]).build(data)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.config_path} has no model that can be built: {error}") from error
         load_weights(path or self.weights_path, model)
         return model.eval()
 
@@ -101,12 +127,23 @@ def run_record(run: Run) -> dict[str, Any]:
     return {
         "config": config,
         "hash": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16],
-        "seed": config["recipe"]["seed"],
+        "seed": config["recipe"].get("seed", 0),
         "hardware": training_on,
-        "seconds": sum(m["seconds"] for m in run.metrics()),
+        "seconds": sum(m.get("seconds", 0) for m in run.metrics()),
         "epochs": run.metrics(),
-        "evaluation": json.loads(run.evaluation_path.read_text()),
+        "evaluation": read_json(run.evaluation_path),
     }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or a ValueError with its path."""
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it has {type(found).__name__} where an object should be")
+    return found
 
 
 def digest(config: dict[str, Any]) -> str:
@@ -127,10 +164,17 @@ def _canonical(value: Any) -> Any:
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Append one line to a file of results."""
+    """Append one line to a file of results; a full disk leaves those that were there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        if path.exists():
+            os.truncate(path, size)  # half a line would spoil the next one, too
+        error.filename = error.filename or str(path)
+        raise
 
 
 def hardware() -> dict[str, Any]:

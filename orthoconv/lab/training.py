@@ -20,6 +20,8 @@ from orthoconv.lab.runs import ModelSpec, Run, hardware
 from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_weights
 from orthoconv.train.distributed import World, finish, start, total
 
+_THREADS = 1024  # more than any machine has; torch ends the process if it cannot start as many as it is asked for
+
 
 def train(
     out: Path = Path("runs/train"),
@@ -44,6 +46,8 @@ def train(
         examples: Training images to use, the first ones; 0 for all.
     """
     if threads is not None:
+        if not 1 <= threads <= _THREADS:
+            raise ValueError(f"threads must be from 1 to {_THREADS}, got {threads}")
         torch.set_num_threads(threads)
     world, run = start(), Run(out)
     config: dict[str, Any] = {"data": data, "data_dir": str(data_dir) if data_dir else None, "model": asdict(model)}
@@ -98,8 +102,7 @@ def _fit(
         for figures in fit(network, training, recipe, run.checkpoint_path, resume=resume, world=world, on_step=on_step):
             record = {**figures, **_test_figures(network, test, world)}
             if world.rank == 0:
-                with run.metrics_path.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+                run.write_metrics([*run.metrics(), record])
                 tqdm.write(_line(record), file=sys.stdout)
                 sys.stdout.flush()
 
@@ -127,12 +130,13 @@ def _forget_later(run: Run, resume: bool) -> None:
     if not resume or not run.metrics_path.exists():
         return
     done = _steps_done(run.checkpoint_path)
-    kept = [m for m in run.metrics() if m["step"] <= done]
-    text = "".join(json.dumps(m) + "\n" for m in kept)
-    write_atomically(run.metrics_path, lambda file: file.write(text.encode()))
+    run.write_metrics([m for m in run.metrics() if m["step"] <= done])
 
 
 def _steps_done(path: Path) -> int:
     if not path.exists():
         return 0
-    return int(load_weights(path, None)["done"])
+    done = load_weights(path, None).get("done")
+    if not isinstance(done, int):
+        raise CheckpointError(f"{path} does not say how far its run had come: done={done!r}")
+    return done

@@ -12,6 +12,7 @@ from orthoconv.models import critic, kwlarge, resnet9, wide_resnet
 from orthoconv.models.kit import Kit
 from orthoconv.nn import Normalize
 from orthoconv.nn.base import pair, positive_int
+from orthoconv.nn.weight_norm import WeightNormed
 
 
 class Network(NamedTuple):
@@ -39,6 +40,7 @@ def build(
     lipschitz: float = 1.0,
     *,
     strided_kernel_size: int | None = None,
+    learned_scale: bool = True,
     image_size: int | Sequence[int] = 32,
     in_channels: int = 3,
     classes: int = 10,
@@ -56,6 +58,8 @@ def build(
         lipschitz: Bound L of the network; each of its m layers is multiplied by L ** (1 / m).
         strided_kernel_size: Taps of the two convolutions of KWLarge with stride 2, which halves them: 3 (the
             default, as `kernel_size`) in the released code, 4 in the network that the paper names.
+        learned_scale: Whether the scale g before a Cayley transform is learned (Section 4.1), or stays what it was at
+            first.
         image_size: Height and width of the images, an int or a pair.
         in_channels: Channels of the images.
         classes: Number of logits.
@@ -65,7 +69,7 @@ def build(
     >>> build("kwlarge", in_channels=1, image_size=28)[0]
     CayleyConv2d(1, 32, kernel_size=(3, 3))
     """
-    if name not in NETWORKS:
+    if not isinstance(name, str) or name not in NETWORKS:
         raise ValueError(f"name must be one of {', '.join(map(repr, NETWORKS))}, got {name!r}")
     network, size = NETWORKS[name], pair("image_size", image_size)
     for key, value in (("in_channels", in_channels), ("classes", classes), ("kernel_size", kernel_size)):
@@ -83,7 +87,14 @@ def build(
     elif strided_kernel_size is not None:
         raise ValueError(f"strided_kernel_size is for kwlarge, got {strided_kernel_size!r} with {name}")
     first = [] if mean is None else [_normalize(mean, std, in_channels)]
-    return nn.Sequential(*first, *network.make(*options))
+    try:
+        model = nn.Sequential(*first, *network.make(*options))
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{name} with width={width} and kernel_size={kernel_size} cannot be made: {error}") from error
+    for layer in model.modules():
+        if isinstance(layer, WeightNormed):
+            layer.g.requires_grad_(learned_scale)
+    return model
 
 
 def _normalize(mean: Sequence[float], std: Sequence[float] | None, channels: int) -> Normalize:

@@ -74,6 +74,6 @@ def width_of(channels: int, width: float) -> int:
 
 
 def _find(kind: str, name: str, table: dict[str, T]) -> T:
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{kind} must be one of {', '.join(map(repr, table))}, got {name!r}")
     return table[name]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthoconv.weights import load_into, read, write
+from orthoconv.weights import CheckpointError, load_into, read, write
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -25,16 +25,40 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     """Put the model, the optimizer and the random state back, and return `state`."""
     tensors, header = read(path)
     load_into(path, model, tensors)
+    try:
+        _restore(optimizer, tensors, header)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} has weights, but not all that a run goes on from: {error}") from error
+    state: dict[str, Any] = header["state"]
+    return state
+
+
+def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Put the optimizer and the random state back."""
     saved = optimizer.state_dict()
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
     states: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
+            shape = torch.Size() if key == "step" else shapes[int(index)]
+            if value.shape != shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, not {tuple(shape)}")
             states.setdefault(int(index), {})[key] = value
-    groups = [
-        {**new, "params": old["params"]} for new, old in zip(header["groups"], saved["param_groups"], strict=True)
-    ]
+    if len({frozenset(s) for s in states.values()}) > 1:
+        raise ValueError("the optimizer knows more of some parameters than of others")
+    groups = []
+    for new, old in zip(header["groups"], saved["param_groups"], strict=True):
+        if odd := [k for k in new if k in old and not _alike(new[k], old[k])]:
+            raise ValueError(f"{odd[0]} of the optimizer is {new[odd[0]]!r}")
+        groups.append({**old, **new, "params": old["params"]})
     optimizer.load_state_dict({"state": states, "param_groups": groups})
     torch.set_rng_state(tensors["rng"])
-    state: dict[str, Any] = header["state"]
-    return state
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether both are numbers, or truth values, or None, or lists of as many that are alike."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    kinds = [float if isinstance(v, int) and not isinstance(v, bool) else type(v) for v in (a, b)]
+    return kinds[0] is kinds[1]

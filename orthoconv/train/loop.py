@@ -3,6 +3,7 @@
 __all__ = ["Recipe", "TrainingError", "fit"]
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -59,14 +60,20 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "project_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("epochs", 1), ("batch_size", 1), ("project_every", 1), ("checkpoint_every", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value!r}")
         for name in ("lr", "eps0", "margin_factor", "lipschitz"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if self.checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every must be at least 0, got {self.checkpoint_every}")
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+                raise ValueError(f"{name} must be positive and finite, got {value!r}")
+        if self.loss not in ("hinge", "cross_entropy"):
+            raise ValueError(f"loss must be 'hinge' or 'cross_entropy', got {self.loss!r}")
+        if type(self.augment) is not bool:
+            raise ValueError(f"augment must be True or False, got {self.augment!r}")
+        if type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must be an int of 64 bits, got {self.seed!r}")
 
 
 def fit(
@@ -173,10 +180,16 @@ def _save(
 
 def _resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe) -> tuple[int, list[float]]:
     state = load_checkpoint(path, model, optimizer)
+    done: Any = state.get("done")
+    sums: Any = state.get("sums")
+    theirs: Any = state.get("recipe")
+    counted = isinstance(sums, list) and len(sums) == 3 and all(isinstance(v, float) for v in sums)
+    if type(done) is not int or done < 0 or not counted or not isinstance(theirs, dict):
+        raise CheckpointError(f"{path} does not say how far its run had come: done={done!r}, sums={sums!r}")
     ours = {k: v for k, v in asdict(recipe).items() if k != "checkpoint_every"}
-    if changed := [k for k, v in ours.items() if state["recipe"].get(k) != v]:
+    if changed := [k for k, v in ours.items() if theirs.get(k) != v]:
         raise CheckpointError(
-            f"{path} is of a run with {changed[0]}={state['recipe'].get(changed[0])!r}, "
+            f"{path} is of a run with {changed[0]}={theirs.get(changed[0])!r}, "
             f"not {ours[changed[0]]!r}; a run is resumed with the recipe it began with"
         )
-    return int(state["done"]), [float(v) for v in state["sums"]]
+    return done, sums
