@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow test-long lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -18,10 +18,13 @@ demo: .venv/.installed ## train, certify and attack on digits, and write a page 
 	$(BIN)/orthoconv demo
 
 test: .venv/.installed ## the quick suite, under three minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/.installed ## the longer tests
 	$(BIN)/python -m pytest -m slow
+
+test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the figures of docs/reliability.md
+	$(BIN)/python -m pytest -s -m long
 
 lint: .venv/.installed ## ruff and mypy
 	$(BIN)/ruff check .

@@ -58,9 +58,9 @@ def cayley(W: Tensor) -> Tensor:
         return cayley(W.to(_DOUBLE[W.dtype])).to(W.dtype)  # rounding V*V costs a tall Q its orthogonality
     U, V = W[..., :n, :], W[..., n:, :]
     I = torch.eye(n, dtype=W.dtype, device=W.device)  # noqa: E741
-    A = U - U.mH + V.mH @ V
+    A = U - U.mH if m == n else U - U.mH + V.mH @ V  # inductor cannot compile an empty complex V
     R = 2 * torch.linalg.inv(I + A)
-    return torch.cat((R - I, -V @ R), dim=-2)
+    return R - I if m == n else torch.cat((R - I, -V @ R), dim=-2)
 
 
 def cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> Tensor:

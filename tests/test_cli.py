@@ -9,8 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from orthoconv import certify
+from orthoconv.data import load
 from orthoconv.lab import verifying
 from orthoconv.lab.cli import main
+from orthoconv.lab.runs import ModelSpec, Run
 
 
 class Result(NamedTuple):
@@ -159,8 +161,10 @@ def test_an_evaluation_with_a_false_bound_is_caught(demo) -> None:
     code = f"""
 import orthoconv.lab.evaluation as evaluation
 from orthoconv import certify
+from orthoconv.data import load
 from orthoconv.lab import verifying
 from orthoconv.lab.cli import main
+from orthoconv.lab.runs import ModelSpec, Run
 honest = evaluation.certify
 evaluation.certify = lambda model, batches, eps: honest(model, batches, eps, lipschitz=1e-3)
 main(["evaluate", {str(demo[0] / "cayley")!r}, "--attack_examples", "100", "--apgd_iterations", "5", "--eps", "0.6"])
@@ -180,6 +184,10 @@ def test_verify_tells_by_its_status(demo, call, monkeypatch) -> None:
     assert f"{folder} is what it says" in sound.stdout
     assert "rounding of the logits" in sound.stdout
     assert call("verify", str(demo[0] / "plain"), "--images", "5").returncode == 0, "it claims nothing"
+    assert "claimed 1\n" in sound.stdout
+    run = Run(demo[0] / "cayley")
+    spec = {**run.config["model"], "normalize": "standardize"}
+    assert verifying._claimed(ModelSpec(**spec).options(load("digits")[0])) > 1, "inputs are divided by less than 1"
     false = call("verify", folder, "--images", "5", "--lipschitz", "0.9")
     assert false.returncode == 1
     assert "more than the 0.9 it claims" in false.stderr

@@ -13,7 +13,7 @@ from orthoconv.attacks import cross_examine
 from orthoconv.certify import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.lab.progress import download_bar
-from orthoconv.lab.runs import Run
+from orthoconv.lab.runs import ModelSpec, Run
 from orthoconv.models.pretrained import PRETRAINED
 from orthoconv.nn.memory import frozen
 from orthoconv.verify import Verification
@@ -59,11 +59,11 @@ def _open(model: str, data_dir: Path | None) -> tuple[nn.Module, Split, float | 
         raise FileNotFoundError(f"{model} is neither the folder of a run nor one of {', '.join(PRETRAINED)}")
     run = Run(Path(model))
     training, test = load(run.config["data"], data_dir, download_bar())
-    return run.load_model(training), test, _claimed(run.config["model"])
+    return run.load_model(training), test, _claimed(ModelSpec(**run.config["model"]).options(training))
 
 
 def _claimed(spec: dict[str, Any]) -> float | None:
-    """What a network was built to have; nothing for layers that promise nothing."""
+    """What a network was built to have, by the arguments of `build`; nothing for layers that promise nothing."""
     if spec["conv"] in ("plain", "svcm", "ossn") or spec.get("linear") == "plain":
         return None
     return float(spec.get("lipschitz") or 1) / float(min(spec.get("std") or [1]))
@@ -71,9 +71,7 @@ def _claimed(spec: dict[str, Any]) -> float | None:
 
 def _table(found: Verification) -> str:
     width = max(5, *(len(layer.name) for layer in found.layers))
-    lines = [
-        f"{'layer':{width}}  {'kind':22}{'input':>16}{'largest':>14}{'smallest':>14}{'forward':>10}{'allowed':>10}"
-    ]
+    lines = [f"{'layer':{width}}  {'kind':22}{'input':>16}{'largest':>14}{'smallest':>14}{'forward':>10}"]
     for layer in found.layers:
         smallest = "" if layer.smallest is None else f"{layer.smallest:.9f}"
         lines.append(

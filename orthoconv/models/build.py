@@ -78,6 +78,8 @@ def build(
         raise ValueError(f"{name} takes images whose sides are multiples of {network.divisor}, got image_size={size}")
     if not isinstance(lipschitz, int | float) or not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
+    if not isinstance(learned_scale, bool):
+        raise ValueError(f"learned_scale must be True or False, got {learned_scale!r}")
     if std is not None and mean is None:
         raise ValueError(f"std={std!r} needs a mean beside it, got mean=None")
     kit = Kit(conv, linear, 1.0 if lipschitz == 1 else lipschitz ** (1 / network.depth))
