@@ -9,12 +9,10 @@ def main() -> None:
     """Run the command line, or say how to install what it needs."""
     try:
         from orthoconv.lab.cli import main as run
-        from orthoconv.lab.configs import read_trees_only
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("orthoconv"):
             raise
         sys.exit(f'orthoconv: the command line needs {error.name}; install it with: pip install "orthoconv[lab]"')
-    read_trees_only()
     run()
 
 

@@ -682,7 +682,7 @@ def test_fuzzed_input_is_used_or_refused(cheap, tmp_path, make) -> None:
     assert fuzz(make, KINDS[make][0], tmp_path)["refused"] >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_much_fuzzed_input_is_used_or_refused(cheap, tmp_path, make) -> None:
     counts = fuzz(make, KINDS[make][1], tmp_path)

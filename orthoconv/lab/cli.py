@@ -11,6 +11,7 @@ from orthoconv import __version__
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.data import DataError
 from orthoconv.lab import bench
+from orthoconv.lab.configs import read_trees_only
 from orthoconv.lab.datasets import data
 from orthoconv.lab.demo import demo
 from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
@@ -59,6 +60,7 @@ def main(args: list[str] | None = None) -> None:
     """Run the subcommand named by `args`, or by the process's own."""
     if "bench" not in (sys.argv[1:] if args is None else args)[:1]:  # which measures with and without
         keep_freed_memory()
+    read_trees_only()
     try:
         auto_cli(COMMANDS, args=args, prog="orthoconv", version=__version__)
     except EXPECTED as error:

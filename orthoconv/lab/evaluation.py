@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -122,7 +122,8 @@ def evaluate_model(
     }
     tensors = {"radius": found.radius, "labels": found.labels, "logits": found.logits, **_gallery(model, part, radius)}
     folder.folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder.evidence_path)
+    evidence = save({k: v.contiguous() for k, v in tensors.items()})
+    write_atomically(folder.evidence_path, lambda file: file.write(evidence))
     write_atomically(folder.evaluation_path, lambda file: file.write(json.dumps(row, indent=2).encode()))
     return row
 
