@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from orthoconv.lipschitz import lipschitz_bound
 from orthoconv.rounding import growth, in_double
+from orthoconv.tracing import in_eval_mode
 
 EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
 
@@ -90,25 +91,27 @@ def certify(
     """
     if bad := [e for e in eps if not e >= 0]:
         raise ValueError(f"eps must be at least 0, got {bad[0]!r}")
-    mode = model.training
-    model.eval()
-    try:
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    slack: list[Tensor] = []
+    shape, grown = None, None
+    with in_eval_mode(model):
         exact = in_double(model) if rounding else None
-        logits, labels, slack, grown = [], [], [], None
         for x, y in batches:
+            shape = shape or x.shape[1:]
+            if x.shape[1:] != shape:
+                raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
             if lipschitz is None:
-                lipschitz = lipschitz_bound(model, x.shape[1:])
-            logits.append(model(x))
+                lipschitz = lipschitz_bound(model, shape)
+            logits.append(model(x.clone()))  # whose first layer may work in place
             labels.append(y)
             if exact is not None:
-                grown = grown or growth(model, x.shape[1:], torch.float64)
+                grown = grown or growth(model, shape, torch.float64)
                 norms = torch.linalg.vector_norm(x.double().flatten(1), dim=1)
-                error = torch.linalg.vector_norm(logits[-1].double() - exact(x.double()), dim=1)
+                error = torch.linalg.vector_norm(logits[-1].double() - exact(x.double().clone()), dim=1)
                 slack.append(error + grown.error(norms))
-        if lipschitz is None:
-            raise ValueError("certify needs at least one batch, got none")
-    finally:
-        model.train(mode)
+    if lipschitz is None or not logits:
+        raise ValueError("certify needs at least one batch, got none")
     scores, classes, slacks = torch.cat(logits), torch.cat(labels), torch.cat(slack) if rounding else None
     if slacks is None:
         return Certificates(scores, classes, certified_radius(scores, classes, lipschitz), lipschitz, tuple(eps))

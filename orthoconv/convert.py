@@ -3,6 +3,7 @@
 __all__ = ["ConversionError", "convert"]
 
 import copy
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 
-from orthoconv.lipschitz import Child, lipschitz_bound, register_lipschitz_rule, require_as_defined
+from orthoconv.lipschitz import Child, convex, lipschitz_bound, register_lipschitz_rule, require_as_defined
 from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, ScaledAvgPool2d
 from orthoconv.nn.base import pair
 
@@ -303,16 +304,18 @@ class _Follower(fx.Interpreter):
             if type(layer) is ConvexSum:
                 require_as_defined(layer, str(target))
             if type(layer) is ConvexSum and len(n.args) == 2 and len(bounds) in (1, 2):
-                s = torch.sigmoid(layer.alpha.double()).item()
-                return s * bounds[0] + (1 - s) * bounds[-1]
+                s, rest = convex(layer.alpha)
+                return s * bounds[0] + rest * bounds[-1]
             if len(bounds) == 1 and n.args == (inputs[0],) and not n.kwargs:
                 return bounds[0] * self.child(str(target), layer, self.env[inputs[0]])
-        elif target in (torch.add, operator.add, "add") and not n.kwargs and self._one_shape(inputs):
-            return sum(self.bounds[a] for a in n.args if isinstance(a, fx.Node) and a in self.bounds)
-        elif target is torch.cat and bounds:
-            listed = n.args[0]
-            assert isinstance(listed, Sequence)
-            return sum(self.bounds[a] ** 2 for a in listed if isinstance(a, fx.Node)) ** 0.5  # type: ignore[no-any-return]
+        elif self._is_sum(n) and self._one_shape(inputs):
+            added = [self.bounds[a] for a in n.args if isinstance(a, fx.Node) and a in self.bounds]
+            if len(added) == 1 and not isinstance(added[0], float):
+                raise TypeError(f"rounding_bound has no rule for a number that is added, at {n.name}")
+            return sum(added)
+        elif target is torch.cat and bounds and n.args and isinstance(n.args[0], Sequence):
+            first, *others = [self.bounds[a] for a in n.args[0] if isinstance(a, fx.Node)]
+            return math.hypot(first, *others) if isinstance(first, float) else first.beside(*others)
         elif (
             (target in _SAME or target in (F.relu, torch.relu, "relu"))
             and len(bounds) == 1
@@ -320,6 +323,10 @@ class _Follower(fx.Interpreter):
         ):
             return bounds[0]
         raise TypeError(f"lipschitz_bound has no rule for {n.op} {getattr(target, '__name__', target)}, at {n.name}")
+
+    def _is_sum(self, n: fx.Node) -> bool:
+        """Whether two values are added, and nothing else is done, such as a multiplication by alpha."""
+        return n.target in (torch.add, operator.add, "add") and len(n.args) == 2 and not n.kwargs
 
     def _one_shape(self, nodes: Sequence[fx.Node]) -> bool:
         """Whether nothing is repeated, which would multiply its norm."""

@@ -1,6 +1,6 @@
 """Lipschitz constants: a sound upper bound from the layers of a model, and a lower bound by looking for one."""
 
-__all__ = ["empirical_lipschitz", "lipschitz_bound", "register_lipschitz_rule", "rule_of", "zeros"]
+__all__ = ["convex", "empirical_lipschitz", "lipschitz_bound", "register_lipschitz_rule", "rule_of", "zeros"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -135,8 +135,13 @@ def _residual(module: nn.Module, x: Tensor, child: Child) -> float:
     module(x)  # its branches must have one shape
     if any(getattr(part, "inplace", False) for part in module.modules()):
         raise TypeError("lipschitz_bound takes a ConvexResidual with nothing in place")
-    s = torch.sigmoid(module.alpha.double()).item()
-    return s * child("f", module.f, x) + (1 - s) * child("skip", module.skip, x)
+    s, rest = convex(module.alpha)
+    return s * child("f", module.f, x) + rest * child("skip", module.skip, x)
+
+
+def convex(alpha: Tensor) -> tuple[float, float]:
+    """sigmoid(alpha) and 1 minus it, each with all its digits."""
+    return torch.sigmoid(alpha.double()).item(), torch.sigmoid(-alpha.double()).item()
 
 
 @register_lipschitz_rule(BaseConv2d)

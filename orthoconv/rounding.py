@@ -14,12 +14,22 @@ from dataclasses import dataclass
 from typing import overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from orthoconv import fourier
 from orthoconv.lipschitz import rule_of, zeros
-from orthoconv.nn import CayleyConv2d, GroupSort, InvertibleDownsample, MaxMin, Normalize, Scale, ScaledAvgPool2d
+from orthoconv.nn import (
+    CayleyConv2d,
+    ConvexResidual,
+    GroupSort,
+    InvertibleDownsample,
+    MaxMin,
+    Normalize,
+    Scale,
+    ScaledAvgPool2d,
+)
 from orthoconv.nn.base import BaseConv2d, pair
 from orthoconv.nn.downsample import depth_to_space, space_to_depth
 from orthoconv.nn.kernel import KernelConv2d
@@ -73,11 +83,14 @@ class Growth:
         parts = zip(self._parts(), other._parts(), strict=True)
         return Growth(self.unit, *(a + b for a, b in parts))._rounded(1)
 
-    def __radd__(self, zero: float) -> "Growth":  # what `sum` starts with
+    def __radd__(self, zero: float) -> "Growth":
+        if zero != 0:  # what `sum` starts with
+            raise TypeError(f"{zero!r} cannot be added to a Growth")
         return self
 
-    def __pow__(self, power: float) -> "Growth":
-        return self._each(lambda part: part**power)
+    def beside(self, *others: "Growth") -> "Growth":
+        """That of functions whose values are put side by side."""
+        return Growth(self.unit, *map(math.hypot, *(g._parts() for g in (self, *others))))
 
     def _parts(self) -> tuple[float, float, float, float]:
         return self.gain, self.offset, self.relative, self.absolute
@@ -127,9 +140,9 @@ def _grow(module: nn.Module, x: Tensor, path: str, dtype: torch.dtype) -> Growth
         return _grow(inner, y, f"{path}.{name}", dtype)
 
     found: Growth | float = rule_of(module, path)(module, x, child)  # type: ignore[arg-type]
-    if isinstance(found, Growth):  # it is made of others
-        return found
-    units = _units(module, x)
+    if isinstance(found, Growth) and isinstance(module, nn.Sequential | ConvexResidual | fx.GraphModule):
+        return found  # it is made of others, in the way that its rule says
+    units = None if isinstance(found, Growth) else _units(module, x)
     if units is None:
         raise TypeError(
             f"rounding_bound has no rule for {type(module).__name__}, at {path}; "
@@ -138,6 +151,7 @@ def _grow(module: nn.Module, x: Tensor, path: str, dtype: torch.dtype) -> Growth
     unit, offset = UNIT[dtype], _SAFETY * _frobenius(module(x))
     constants = _constants(module, x) if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) else offset
     relative = _SAFETY * unit * units
+    assert isinstance(found, float)
     return Growth(unit, found, offset, relative, (relative + 8 * unit) * constants)
 
 
@@ -180,13 +194,16 @@ _EXACT = (
 
 def _units_of_convolution(layer: BaseConv2d, size: Pair) -> float:
     size = layer._inner_size(size)
-    if isinstance(layer, KernelConv2d):
-        return _units_in_space(layer.recall(size))
     channels, taps = max(layer.kernel_shape[:2]), math.prod(layer.kernel_shape[2:])
     if taps == 1:
         return (channels + 1) * _frobenius(layer.one_tap(size))
-    largest = float(torch.linalg.matrix_norm(layer.recall(size)).max())
-    units = 2 * _units_of_transform(size) + (2 * channels + 4) * math.sqrt(2) * largest
+    if isinstance(layer, KernelConv2d):
+        largest = math.sqrt(taps) * _frobenius(layer.recall(size))
+    else:
+        largest = float(torch.linalg.matrix_norm(layer.recall(size)).max())
+    units = 2 * _units_of_transform(size) * max(1.0, largest) + (2 * channels + taps + 4) * math.sqrt(2) * largest
+    if isinstance(layer, KernelConv2d):  # in space in its own precision, by its spectrum in float64
+        return max(units, _units_in_space(layer.recall(size)))
     if isinstance(layer, CayleyConv2d) and layer._lifts(size):  # most of the outputs are convolved in space
         spread = 1 + math.sqrt(taps) * (math.sqrt(channels) + abs(layer.g.item()))
         units = spread * (units + 2 * (taps * channels + 8))
@@ -272,6 +289,8 @@ def in_double(model: nn.Module) -> nn.Module:
     True
     """
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in list(model.modules()):
+        _keep_parametrized(module)
     if isinstance(model, BaseConv2d | BaseLinear):
         return _Exact(model)
     names = dict(model.named_modules(remove_duplicate=False))
@@ -281,3 +300,18 @@ def in_double(model: nn.Module) -> nn.Module:
             parent, _, last = name.rpartition(".")
             setattr(names[parent], last, exact[id(module)])
     return model.double()
+
+
+def _keep_parametrized(module: nn.Module) -> None:
+    """Make what torch computes from parameters a parameter, as it was computed.
+
+    Not by torch.nn.utils.parametrize.remove_parametrizations, which changes the class that a copy shares with its
+    original.
+    """
+    if not parametrize.is_parametrized(module):
+        return
+    found = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # type: ignore[union-attr]
+    module.__class__ = parametrize.type_before_parametrizations(module)
+    del module.parametrizations
+    for name, value in found.items():
+        module.register_parameter(name, nn.Parameter(value, requires_grad=False))

@@ -1,9 +1,18 @@
 """What torch is about to do with tensors: trace or transform them, lower their precision, differentiate again."""
 
-__all__ = ["calls", "full_precision", "in_full_precision", "is_concrete", "is_eager", "is_forward_mode", "pull_back"]
+__all__ = [
+    "calls",
+    "full_precision",
+    "in_eval_mode",
+    "in_full_precision",
+    "is_concrete",
+    "is_eager",
+    "is_forward_mode",
+    "pull_back",
+]
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -76,15 +85,30 @@ def _has_tangent(t: Tensor) -> bool:
     return is_forward_mode() and forward_ad.unpack_dual(t).tangent is not None
 
 
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Context in which `model` is in eval mode; after it each of its modules is in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])
+        for module, mode in modes:
+            module.training = mode
+
+
 @torch.no_grad()
 def calls(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
-    """The modules without parts that a forward pass calls, in order: name, module, input.
+    """The modules without parts, but for parametrizations, that a forward pass calls: name, module, input, in order.
 
     >>> [(name, y.shape) for name, _, y in calls(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))]
     [('0', torch.Size([1, 2])), ('1', torch.Size([1, 3]))]
     """
     found: list[tuple[str, nn.Module, Tensor]] = []
-    leaves = {module: name for name, module in model.named_modules() if not list(module.children())}
+    leaves = {
+        m: name for name, m in model.named_modules() if {k for k, _ in m.named_children()} <= {"parametrizations"}
+    }
 
     def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor):

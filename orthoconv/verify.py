@@ -7,16 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from orthoconv.lipschitz import lipschitz_bound
+from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound
 from orthoconv.nn import RKOConv2d
 from orthoconv.nn.base import BaseConv2d
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.memory import frozen
 from orthoconv.rounding import growth, in_double
-from orthoconv.tracing import calls
+from orthoconv.tracing import calls, in_eval_mode
 
 TOLERANCE = 1e-5  # by which singular values may miss 1, and a forward pass its operator, in float32
+_VISIBLE = 1e-3  # by which the ratio of two distances in float32 may be off
 _PROBES = 4
+_ATTACKED = 16
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Layer:
         if not self.difference <= TOLERANCE:
             found.append(
                 f"{self.name} ({self.kind}) does not compute what its operator says: it differs by "
-                f"{self.difference:.3g} of the input"
+                f"{self.difference:.3g} of what is computed"
             )
         return found
 
@@ -53,13 +55,14 @@ class Layer:
 class Verification:
     """What was found out about a model; it is sound if there are no faults.
 
-    `slack` is the largest difference of logits to those of exact arithmetic, on the inputs that were given, and `worst`
-    what rounding could make of them, summing in any order.
+    `empirical` is the largest ratio of distances that ascent found, `slack` the largest difference of logits to those
+    of exact arithmetic, on the inputs that were given, and `worst` what rounding could make of them, in any order.
     """
 
     layers: list[Layer]
     lipschitz: float
     claimed: float | None
+    empirical: float
     slack: float
     worst: float
 
@@ -69,6 +72,8 @@ class Verification:
         found = [fault for layer in self.layers for fault in layer.faults]
         if self.claimed is not None and self.lipschitz > self.claimed * (1 + TOLERANCE) ** max(1, len(self.layers)):
             found.append(f"the bound of the model is {self.lipschitz:.9g}, more than the {self.claimed:.9g} it claims")
+        if not self.empirical <= self.lipschitz * (1 + _VISIBLE):
+            found.append(f"logits move {self.empirical:.6g} times as far as inputs, beyond {self.lipschitz:.9g}")
         if not self.slack <= self.worst:
             found.append(f"logits are off by {self.slack:.3g}, where rounding explains {self.worst:.3g}")
         return found
@@ -90,22 +95,19 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
     >>> verify(nn.Sequential(nn.Flatten(), CayleyLinear(16, 4)), torch.rand(8, 1, 4, 4), claimed=1.0).faults
     []
     """
-    mode = model.training
-    model.eval()
-    try:
-        with frozen(model):
-            layers = [_look(name, m, y) for name, m, y in calls(model, x[:1]) if isinstance(m, _LINEAR)]
-            norm = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
-            difference = torch.linalg.vector_norm(model(x).double() - in_double(model)(x.double()), dim=1)
-            return Verification(
-                layers,
-                lipschitz_bound(model, x.shape[1:]),
-                claimed,
-                float(difference.max()),
-                growth(model, x.shape[1:], x.dtype).error(norm),
-            )
-    finally:
-        model.train(mode)
+    with in_eval_mode(model), frozen(model):
+        layers = [_look(name, m, y) for name, m, y in calls(model, x[:1].clone()) if isinstance(m, _LINEAR)]
+        norm = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
+        difference = torch.linalg.vector_norm(model(x.clone()).double() - in_double(model)(x.double().clone()), dim=1)
+        found = empirical_lipschitz(model, x[:_ATTACKED], max(1.0, norm) / 50, bounds=None)
+        return Verification(
+            layers,
+            lipschitz_bound(model, x.shape[1:]),
+            claimed,
+            float(found.max()),
+            float(difference.max()),
+            growth(model, x.shape[1:], x.dtype).error(norm),
+        )
 
 
 _LINEAR = (BaseConv2d, BaseLinear, nn.Linear, nn.Conv2d)
@@ -116,9 +118,13 @@ def _look(name: str, layer: nn.Module, x: Tensor) -> Layer:
     probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(x)
     y, exact = layer(probes).double(), in_double(layer)(probes.double())
     norms = torch.linalg.vector_norm(probes.double().flatten(1), dim=1)
-    difference = torch.linalg.vector_norm((y - exact).flatten(1), dim=1) / norms
+    gain, constant = (
+        lipschitz_bound(layer, shape),
+        torch.linalg.vector_norm(layer(torch.zeros_like(probes[:1])).double()),
+    )
+    difference = torch.linalg.vector_norm((y - exact).flatten(1), dim=1) / (max(1.0, gain) * norms + constant)
     return Layer(
-        name or "model", type(layer).__name__, shape, _claim(layer), lipschitz_bound(layer, shape),
+        name or "model", type(layer).__name__, shape, _claim(layer), gain,
         _smallest(layer, shape), float(difference.max()),
     )  # fmt: skip
 

@@ -235,3 +235,108 @@ def test_nothing_is_certified_on_cifar10_that_exact_arithmetic_would_not() -> No
     print(f"{len(test.labels)} images: {beyond} radii beyond the exact one, {naive} without slack; slack {slack:.2g}")
     assert beyond == 0
     assert naive > 0
+
+
+# What a review found
+
+
+def test_inputs_of_two_shapes_are_refused() -> None:
+    """The norm of a circular convolution depends on the image: a bound for one size is none for another."""
+    model = nn.Sequential(CayleyConv2d(1, 1, 3), nn.Flatten(), nn.Linear(16, 3)).eval()
+    data = [(torch.rand(2, 1, *size), torch.tensor([0, 1])) for size in ((16, 1), (4, 4))]
+    for some in (data[:1], data[1:]):
+        assert len(certify(model, some).radius) == 2
+    with pytest.raises(ValueError, match=r"inputs of one shape, got \(1, 4, 4\) after \(1, 16, 1\)"):
+        certify(model, data)
+
+
+@pytest.mark.filterwarnings("ignore:This overload of add is deprecated")
+def test_sums_in_graphs() -> None:
+    class Sum(nn.Module):
+        def __init__(self, add) -> None:
+            super().__init__()
+            self.add = add
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.add(x)
+
+    twice = fx.symbolic_trace(Sum(lambda x: torch.add(x, x)))
+    assert lipschitz_bound(twice, (2,)) == growth(twice, (2,)).gain == 2
+    with pytest.raises(TypeError, match="no rule for call_method add"):  # 6 x
+        lipschitz_bound(fx.symbolic_trace(Sum(lambda x: x.add(5, x))), (2,))
+    shifted = fx.symbolic_trace(Sum(lambda x: x + 1e9))
+    assert lipschitz_bound(shifted, (2,)) == 1
+    with pytest.raises(TypeError, match="no rule for a number that is added"):
+        growth(shifted, (2,))
+    beside = growth(fx.symbolic_trace(Sum(lambda x: torch.cat((x, x), 1))), (2,))
+    assert beside.gain == pytest.approx(math.sqrt(2))
+    assert beside.relative == 0
+
+
+class Wrap(nn.Module):
+    """Someone's module around another, whose own arithmetic nobody knows."""
+
+    def __init__(self, f: nn.Module) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x + 1e8 - 1e8)
+
+
+def test_modules_around_others_have_no_rule_by_themselves() -> None:
+    for rule in (lambda m, x, child: child("f", m.f, x), lambda m, x, child: 1 + child("f", m.f, x)):
+        register_lipschitz_rule(Wrap)(rule)
+        with pytest.raises(TypeError, match=r"no rule for Wrap|cannot be added"):
+            growth(Wrap(nn.Identity()), (2,))
+
+
+@pytest.mark.parametrize("name", ["spectral_norm", "weight_norm", "orthogonal"])
+def test_the_twin_keeps_what_parametrizations_computed(name: str) -> None:
+    model = nn.Sequential(getattr(nn.utils.parametrizations, name)(nn.Linear(64, 3))).eval()
+    x = torch.rand(50, 64, dtype=torch.float64)
+    exact = x @ model[0].weight.double().mT + model[0].bias.double()
+    assert torch.dist(in_double(model)(x), exact) < 1e-12
+    assert torch.dist(model(x.float()), exact) < 1e-4, "the model itself is as it was"
+
+
+@pytest.mark.parametrize("alpha", [-30.0, 0.0, 10.0, 30.0])
+def test_convex_weights_keep_their_digits(alpha: float) -> None:
+    model = ConvexResidual(Scale(0.0)).eval()
+    nn.init.constant_(model.alpha, alpha)
+    skip = 1 / (1 + math.exp(alpha))
+    assert lipschitz_bound(model, (3,)) == pytest.approx(skip, rel=1e-14)
+    x = torch.rand(20, 3, dtype=torch.float64)
+    error = (model.double()(x) - skip * x).norm(dim=1)
+    assert (error <= growth(model, (3,), torch.float64).error(x.norm(dim=1))).all()
+
+
+@pytest.mark.parametrize("size", [(31, 29), (61, 1)])
+def test_the_bound_of_double_holds_for_kernels_by_fft(size: tuple[int, int]) -> None:
+    """Few taps in space, and transforms of prime length."""
+    layer = LAYERS["RKOConv2d"].build(1, 1, (2, 1), bias=False).eval()
+    x = torch.randn(1, 1, *size, dtype=torch.float64)
+    kernel = layer.recall((1, 1))[0, 0, :, 0].double().numpy().astype(np.longdouble)
+    wide = x[0, 0].numpy().astype(np.longdouble)
+    exact = kernel[0] * wide + kernel[1] * np.roll(wide, -1, axis=0)
+    error = float(np.linalg.norm((in_double(layer)(x)[0, 0].numpy() - exact).astype(np.float64)))
+    assert 0 < error <= rounding_bound(layer, (1, *size), float(x.norm()), torch.float64)
+
+
+def test_what_works_in_place_is_given_a_copy() -> None:
+    model = nn.Sequential(nn.LeakyReLU(0.5, inplace=True), nn.Flatten(), CayleyLinear(9, 3)).eval()
+    x = torch.randn(20, 1, 3, 3)
+    kept = x.clone()
+    found = certify(model, [(x, torch.zeros(20, dtype=torch.long))])
+    assert torch.equal(x, kept)
+    assert found.slack is not None
+    assert found.slack.max() < 1e-5
+
+
+def test_every_module_keeps_its_mode() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 3)).train()
+    model[1].eval()
+    certify(model, [(torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long))])
+    assert [m.training for m in model.modules()] == [True, True, False, True]
+    with pytest.raises(ValueError, match="at least one batch"):
+        certify(model, [], lipschitz=1.0)

@@ -36,13 +36,24 @@ def apgd(
         raise ValueError(f"APGD takes inputs in [0, 1], got a ball in [{ball.low}, {ball.high}]")
     if not torch.is_grad_enabled():
         raise RuntimeError("APGD needs gradients; call it outside torch.no_grad")
+
+    def of_floats(z: Tensor) -> Tensor:  # which is what it calls the model with
+        y: Tensor = model(z.to(x.dtype))
+        return y
+
     adversarial = x.clone()
     for k in range(restarts):
         with torch.no_grad():
             left = model(adversarial).argmax(1) == labels
         if bool(left.any()):
             attack = APGDAttack(
-                model, n_iter=iterations, norm="L2", eps=ball.reach(x)[left], seed=seed + k, loss=loss, device=x.device
+                of_floats,
+                n_iter=iterations,
+                norm="L2",
+                eps=ball.reach(x)[left].float(),
+                seed=seed + k,
+                loss=loss,
+                device=x.device,
             )
-            adversarial[left] = attack.perturb(x[left], labels[left]).detach()
+            adversarial[left] = attack.perturb(x[left], labels[left]).detach().to(x.dtype)
     return x + ball.project(x, adversarial - x)  # its arithmetic may leave the ball by a rounding error

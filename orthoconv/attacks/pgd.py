@@ -76,6 +76,8 @@ def pgd(
     Returns:
         For each example the first input met with another class than its label, else the last one tried.
     """
+    if not torch.is_grad_enabled():
+        raise RuntimeError("PGD needs gradients; call it outside torch.no_grad")
     length = ball.reach(x) / 4 if step is None else step
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for _ in range(restarts):

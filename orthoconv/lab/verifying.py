@@ -70,7 +70,7 @@ def _claimed(spec: dict[str, Any]) -> float | None:
 
 
 def _table(found: Verification) -> str:
-    width = max(5, *(len(layer.name) for layer in found.layers))
+    width = max([5, *(len(layer.name) for layer in found.layers)])
     lines = [f"{'layer':{width}}  {'kind':22}{'input':>16}{'largest':>14}{'smallest':>14}{'forward':>10}"]
     for layer in found.layers:
         smallest = "" if layer.smallest is None else f"{layer.smallest:.9f}"
@@ -80,6 +80,7 @@ def _table(found: Verification) -> str:
         )
     claimed = "" if found.claimed is None else f", claimed {found.claimed:.9g}"
     lines.append(f"Lipschitz bound {found.lipschitz:.9f}{claimed}")
+    lines.append(f"largest ratio of distances found by ascent {found.empirical:.6f}")
     lines.append(f"rounding of the logits: {found.slack:.2g} seen, {found.worst:.2g} in the worst order of all sums")
     return "\n".join(lines)
 

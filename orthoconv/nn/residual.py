@@ -29,10 +29,10 @@ class ConvexResidual(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        s, y, z = torch.sigmoid(self.alpha), self.f(x), self.skip(x)
+        y, z = self.f(x), self.skip(x)
         if y.shape != z.shape:
             raise ValueError(f"ConvexResidual needs branches of one shape, got {tuple(y.shape)} and {tuple(z.shape)}")
-        return torch.add(s * y, (1 - s) * z)
+        return torch.add(torch.sigmoid(self.alpha) * y, torch.sigmoid(-self.alpha) * z)  # 1 - s would lose its digits
 
 
 class ConvexSum(nn.Module):
@@ -49,5 +49,4 @@ class ConvexSum(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if x.shape != y.shape:
             raise ValueError(f"ConvexSum needs inputs of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
-        s = torch.sigmoid(self.alpha)
-        return torch.add(s * x, (1 - s) * y)
+        return torch.add(torch.sigmoid(self.alpha) * x, torch.sigmoid(-self.alpha) * y)
