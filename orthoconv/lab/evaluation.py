@@ -181,6 +181,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     lines.append(f"{'':10}" + "".join(f"{c:>12}" for c in columns))
     for name, r in rows.items():
         values = [f"{r[k]:.2%}" for k in ("clean", "pgd", "autoattack", "certified_at_eps")]
-        values += [f"{r['empirical_lipschitz']:.3f}", f"{r['lipschitz_bound']:.6f}"]
+        constants = ((r["empirical_lipschitz"], 3), (r["lipschitz_bound"], 6))
+        values += [f"{value:.{digits if value < 100 else 0}f}" for value, digits in constants]
         lines.append(f"{name:10}" + "".join(f"{v:>12}" for v in values))
     return "\n".join(lines)
