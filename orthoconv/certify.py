@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthoconv.linalg import row_norms
 from orthoconv.lipschitz import lipschitz_bound
 from orthoconv.rounding import growth, in_double
 from orthoconv.tracing import in_eval_mode
@@ -107,8 +108,8 @@ def certify(
             labels.append(y)
             if exact is not None:
                 grown = grown or growth(model, shape, torch.float64)
-                norms = torch.linalg.vector_norm(x.double().flatten(1), dim=1)
-                error = torch.linalg.vector_norm(logits[-1].double() - exact(x.double().clone()), dim=1)
+                norms = row_norms(x.double())
+                error = row_norms(logits[-1].double() - exact(x.double().clone()))
                 slack.append(error + grown.error(norms))
     if lipschitz is None or not logits:
         raise ValueError("certify needs at least one batch, got none")

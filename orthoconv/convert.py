@@ -267,8 +267,8 @@ class _Follower(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, child: Child) -> None:
         super().__init__(module)
-        self.result: float | None
-        self.child, self.bounds, self.result = child, dict[fx.Node, float](), None
+        self.child, self.bounds = child, dict[fx.Node, float]()
+        self.result: float | None = None
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

@@ -18,7 +18,7 @@ from orthoconv.nn.downsample import depth_to_space, space_to_depth
 from orthoconv.nn.kernel import KernelConv2d, padding
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.memory import Pair, Reparametrized, frozen
-from orthoconv.tracing import calls
+from orthoconv.tracing import calls, replace_modules
 
 
 def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
@@ -42,16 +42,10 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     """
     model = copy.deepcopy(model).eval().requires_grad_(False)
     shapes = _shapes(model, input_shape)
-    names = dict(model.named_modules(remove_duplicate=False))
     with torch.no_grad(), frozen(model):
-        plain = {id(m): _plain(m, shapes.get(id(m)), name) for name, m in names.items() if _is_ours(m)}
-    for name, module in names.items():
-        if id(module) in plain:
-            if not name:
-                return plain[id(module)].eval()
-            parent, _, last = name.rpartition(".")
-            setattr(names[parent], last, plain[id(module)])
-    return model.eval()
+        plain = {m: _plain(m, shapes.get(id(m)), name) for name, m in model.named_modules() if _is_ours(m)}
+    replace_modules(model, plain)
+    return plain.get(model, model).eval()
 
 
 def _is_ours(module: nn.Module) -> bool:

@@ -1,6 +1,14 @@
 """Lipschitz constants: a sound upper bound from the layers of a model, and a lower bound by looking for one."""
 
-__all__ = ["convex", "empirical_lipschitz", "lipschitz_bound", "register_lipschitz_rule", "rule_of", "zeros"]
+__all__ = [
+    "batch_norm_gains",
+    "convex",
+    "empirical_lipschitz",
+    "lipschitz_bound",
+    "register_lipschitz_rule",
+    "rule_of",
+    "zeros",
+]
 
 import math
 from collections.abc import Callable, Sequence
@@ -241,10 +249,15 @@ def _only_in_eval_mode(module: nn.Module, x: Tensor, child: Child) -> float:
         raise TypeError(f"lipschitz_bound takes {type(module).__name__} in eval mode only; call model.eval()")
     if not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
         return 1.0
-    if module.running_var is None:
-        raise TypeError(f"lipschitz_bound takes {type(module).__name__} with running statistics, got {module}")
-    gain = 1.0 if module.weight is None else module.weight.double().abs()
-    return float((gain / (module.running_var.double() + module.eps).sqrt()).max())
+    return float(batch_norm_gains(module).max())
+
+
+def batch_norm_gains(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor:
+    """What batch normalisation multiplies each channel by, without its sign."""
+    if norm.running_var is None:
+        raise TypeError(f"lipschitz_bound takes {type(norm).__name__} with running statistics, got {norm}")
+    gain = 1.0 if norm.weight is None else norm.weight.double().abs()
+    return gain / (norm.running_var.double() + norm.eps).sqrt()
 
 
 def empirical_lipschitz(

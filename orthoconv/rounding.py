@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from orthoconv import fourier
-from orthoconv.lipschitz import rule_of, zeros
+from orthoconv.lipschitz import batch_norm_gains, rule_of, zeros
 from orthoconv.nn import (
     CayleyConv2d,
     ConvexResidual,
@@ -36,6 +36,7 @@ from orthoconv.nn.kernel import KernelConv2d
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.memory import Pair, frozen
 from orthoconv.planes import MatrixPlane, plane
+from orthoconv.tracing import replace_modules
 
 _SAFETY = 1.01  # n u / (1 - n u) is less than this times n u, for sums of up to 100,000 terms in float32
 _CPU = torch.device("cpu")
@@ -171,7 +172,7 @@ def _units(module: nn.Module, x: Tensor) -> float | None:
             k = math.prod(pair("kernel_size", module.kernel_size))
             units = float((k + 3) * k)  # a pixel stands in at most k windows
         case nn.BatchNorm1d() | nn.BatchNorm2d():
-            units = 8 * float(_gains(module).max())
+            units = 8 * float(batch_norm_gains(module).max())
         case Normalize():
             units = 4 / float(module.std.min())
         case Scale():
@@ -232,14 +233,8 @@ def _prime_factors(n: int) -> list[int]:
 def _constants(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> float:
     """Norm of what batch normalisation adds: mean and bias, which may cancel."""
     assert norm.running_mean is not None
-    moved = _frobenius(_gains(norm) * norm.running_mean.double())
+    moved = _frobenius(batch_norm_gains(norm) * norm.running_mean.double())
     return (moved + (0.0 if norm.bias is None else _frobenius(norm.bias))) * math.sqrt(x[0, 0].numel())
-
-
-def _gains(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor:
-    assert norm.running_var is not None
-    gains = (norm.running_var.double() + norm.eps).rsqrt()
-    return gains if norm.weight is None else gains * norm.weight.double().abs()
 
 
 def _frobenius(x: Tensor) -> float:
@@ -293,12 +288,7 @@ def in_double(model: nn.Module) -> nn.Module:
         _keep_parametrized(module)
     if isinstance(model, BaseConv2d | BaseLinear):
         return _Exact(model)
-    names = dict(model.named_modules(remove_duplicate=False))
-    exact = {id(m): _Exact(m) for m in names.values() if isinstance(m, BaseConv2d | BaseLinear)}
-    for name, module in names.items():
-        if id(module) in exact:
-            parent, _, last = name.rpartition(".")
-            setattr(names[parent], last, exact[id(module)])
+    replace_modules(model, {m: _Exact(m) for m in model.modules() if isinstance(m, BaseConv2d | BaseLinear)})
     return model.double()
 
 

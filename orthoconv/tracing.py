@@ -9,9 +9,10 @@ __all__ = [
     "is_eager",
     "is_forward_mode",
     "pull_back",
+    "replace_modules",
 ]
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -83,6 +84,15 @@ def pull_back(
 def _has_tangent(t: Tensor) -> bool:
     """Whether a forward-mode derivative is taken along `t`, outside torch.func."""
     return is_forward_mode() and forward_ad.unpack_dual(t).tangent is not None
+
+
+def replace_modules(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other modules in the place of some of those inside `model`, wherever they stand."""
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name, module in names.items():
+        if name and module in others:
+            parent, _, last = name.rpartition(".")
+            setattr(names[parent], last, others[module])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from orthoconv.linalg import row_norms
 from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound
 from orthoconv.nn import RKOConv2d
 from orthoconv.nn.base import BaseConv2d
@@ -97,8 +98,8 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
     """
     with in_eval_mode(model), frozen(model):
         layers = [_look(name, m, y) for name, m, y in calls(model, x[:1].clone()) if isinstance(m, _LINEAR)]
-        norm = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
-        difference = torch.linalg.vector_norm(model(x.clone()).double() - in_double(model)(x.double().clone()), dim=1)
+        norm = float(row_norms(x).max())
+        difference = row_norms(model(x.clone()).double() - in_double(model)(x.double().clone()))
         found = empirical_lipschitz(model, x[:_ATTACKED], max(1.0, norm) / 50, bounds=None)
         return Verification(
             layers,
@@ -117,12 +118,8 @@ def _look(name: str, layer: nn.Module, x: Tensor) -> Layer:
     shape = tuple(x.shape[1:])
     probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(x)
     y, exact = layer(probes).double(), in_double(layer)(probes.double())
-    norms = torch.linalg.vector_norm(probes.double().flatten(1), dim=1)
-    gain, constant = (
-        lipschitz_bound(layer, shape),
-        torch.linalg.vector_norm(layer(torch.zeros_like(probes[:1])).double()),
-    )
-    difference = torch.linalg.vector_norm((y - exact).flatten(1), dim=1) / (max(1.0, gain) * norms + constant)
+    gain, constant = lipschitz_bound(layer, shape), row_norms(layer(torch.zeros_like(probes[:1])).double())
+    difference = row_norms(y - exact) / (max(1.0, gain) * row_norms(probes.double()) + constant)
     return Layer(
         name or "model", type(layer).__name__, shape, _claim(layer), gain,
         _smallest(layer, shape), float(difference.max()),
