@@ -1,4 +1,4 @@
-"""Weights: one safetensors file with a JSON header, written whole or not at all, and checked when read."""
+"""Weights: one safetensors file with a JSON header, written whole or not at all, and checked when it is read."""
 
 __all__ = ["CheckpointError", "load_into", "load_weights", "read", "save_weights", "write"]
 
@@ -13,19 +13,23 @@ from orthoconv.files import sha256, write_atomically
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the message has its path and the reason."""
+    """A checkpoint cannot be used; the message has its path and the reason."""
 
 
 def save_weights(path: Path, model: nn.Module, card: dict[str, Any]) -> None:
-    """Write the model alone, with `card`, which must be JSON."""
+    """Write the weights of a model.
+
+    Arguments:
+        path: File to write.
+        model: Model to save.
+        card: What goes with the weights; it must be JSON. With "network", the arguments of `orthoconv.models.build`,
+            `orthoconv.models.load` can open the file.
+    """
     write(path, {f"model.{k}": v for k, v in model.state_dict().items()}, {"state": card})
 
 
 def load_weights(path: Path, model: nn.Module | None) -> dict[str, Any]:
-    """Put the weights of a file by `save_weights` or `save_checkpoint` into `model`, and return what goes with them.
-
-    Without a model it only returns what goes with them.
-    """
+    """Read a file by `save_weights` or `save_checkpoint` into `model`, if it is given, and return its card or state."""
     tensors, header = read(path)
     if model is not None:
         load_into(path, model, tensors)
@@ -35,13 +39,13 @@ def load_weights(path: Path, model: nn.Module | None) -> dict[str, Any]:
 
 def write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors by name, and a header that must be JSON."""
-    from safetensors.torch import save
+    from safetensors.torch import save  # here, because `import orthoconv` costs torch and nothing else
 
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
     text = json.dumps({**header, "sha256": sha256(tensors)})
     data = save(tensors, {"orthoconv": text, "sha256": _seal(text, tensors)})
     try:
-        write_atomically(path, lambda file: file.write(data))
+        write_atomically(path, data)
     except OSError as error:
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}; what was there before is unchanged"
@@ -49,11 +53,8 @@ def write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> Non
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file by `write`."""
-    try:
-        from safetensors import safe_open
-    except ModuleNotFoundError as error:
-        raise ImportError('reading weights needs safetensors: pip install "orthoconv[lab]"') from error
+    """Return the tensors and the header of a file by `write`."""
+    from safetensors import safe_open
 
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
@@ -62,12 +63,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(about.get("orthoconv", "null"))
-        found = sha256(tensors)
+        digest = sha256(tensors)
     except Exception as error:  # whatever a file of any bytes makes the parsers raise
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("state"), dict):
         raise CheckpointError(f"{path} is not a checkpoint of orthoconv: it has no header 'orthoconv' with a state")
-    if header.get("sha256") != found:
+    if header.get("sha256") != digest:
         raise CheckpointError(f"{path} is damaged: its tensors do not have the digest that it was written with")
     if len(about) > 1 and about != {"orthoconv": about["orthoconv"], "sha256": _seal(about["orthoconv"], tensors)}:
         raise CheckpointError(f"{path} is damaged: its header does not have the digest that it was written with")
@@ -75,13 +76,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _seal(text: str, tensors: dict[str, Tensor]) -> str:
-    """Digest of what that of the tensors, which is in the text, leaves out; files of version 0.1.0 may lack it."""
+    """Return a digest of the header and of the names, types and shapes; files of version 0.1.0 may lack it."""
     layout = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in sorted(tensors)]
     return hashlib.sha256(json.dumps([text, layout]).encode()).hexdigest()
 
 
 def load_into(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put those of `tensors` that are a model's, as its checkpoint at `path` has them, into `model`."""
+    """Copy the tensors of a checkpoint that are weights into `model`; `path` is the checkpoint's, for errors."""
     weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
     own = model.state_dict()
     differences = [
@@ -97,7 +98,7 @@ def load_into(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _kind(tensor: Tensor | None) -> str:
-    """What must agree for one tensor to take the other's values; real numbers of another precision do."""
+    """Describe a tensor: two of the same description can be copied; real numbers of any precision are alike."""
     if tensor is None:
         return "missing"
     return f"{tuple(tensor.shape)} of {'real numbers' if tensor.is_floating_point() else tensor.dtype}"

@@ -12,12 +12,12 @@ import orthoconv
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
     {"allocator", "files", "testing", "tracing"},
-    {"linalg", "planes", "weights"},
+    {"linalg", "planes", "weights", "data"},
     {"fourier"},
     {"nn"},
     {"models", "lipschitz"},
     {"rounding"},
-    {"certify", "attacks", "convert", "data", "export", "verify"},
+    {"certify", "attacks", "convert", "export", "verify"},
     {"train"},
     {"lab"},
 ]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orthoconv.lab import bench
+from orthoconv.lab import benchmark as bench
 from orthoconv.lab.cli import main
 from orthoconv.lab.timing import Figures, compare, peak_bytes
 from orthoconv.nn import CayleyConv2d, CayleyLinear
@@ -109,7 +109,7 @@ def test_layers(tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("name", ["kwlarge", "resnet9", "wide_resnet10_10"])
 def test_networks_of_other_libraries_have_no_plain_layer_left(name: str, tmp_path) -> None:
-    run = bench._Bench("networks", ["plain", "listing", "plain conv"], 1, None, False, tmp_path)
+    run = bench.Benchmark("networks", ["plain", "listing", "plain conv"], 1, None, False, tmp_path)
     kinds = [type(m).__name__ for m in run.network("listing", name, 1).modules()]
     assert kinds.count("CircularConv2d") == kinds.count("Linear") == 0
     assert kinds.count("ListingConv2d") >= 4
@@ -121,7 +121,7 @@ def test_networks_of_other_libraries_have_no_plain_layer_left(name: str, tmp_pat
 def test_without_the_other_libraries_their_columns_are_left_out(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(bench, "_listing", lambda: None)
     monkeypatch.setattr(bench, "_aoc", lambda: None)
-    run = bench._Bench("layers", bench.LAYERS, 1, None, False, tmp_path)
+    run = bench.Benchmark("layers", None, 1, None, False, tmp_path)
     assert "listing" not in run.methods
     assert "aoc" not in run.methods
     out = capsys.readouterr().out

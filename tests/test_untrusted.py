@@ -35,16 +35,19 @@ from torch import nn
 import orthoconv
 from orthoconv.__main__ import main as run
 from orthoconv.data import DataError, Split, load
-from orthoconv.lab import evaluation, training
-from orthoconv.lab.experiments import load_experiment
-from orthoconv.lab.runs import ModelSpec, Run
+from orthoconv.data import cifar as cifar10
+from orthoconv.data import stl as stl10
+from orthoconv.lab import training
+from orthoconv.lab.commands import evaluate
+from orthoconv.lab.configs import ModelSpec
+from orthoconv.lab.paper.experiment import load_experiment
+from orthoconv.lab.runs import Run
+from orthoconv.models import build
+from orthoconv.models.trained import build_arguments
 from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_weights
 from orthoconv.weights import read, write
 
 PACKAGE = Path(orthoconv.__file__).parent
-ROOT = Path(__file__).parents[1]
-cifar10 = sys.modules["orthoconv.data.cifar10"]
-stl10 = sys.modules["orthoconv.data.stl10"]
 
 
 # Nothing is executed
@@ -406,8 +409,8 @@ def original(kind: Literal["weights", "checkpoint", "network"]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         if kind == "checkpoint":
-            assert [f["epoch"] for f in islice(fit(MODEL, DATA, RECIPE, path), 2)] == [1, 2]
-        network = ModelSpec(**CONFIG["model"]).build(load("digits")[0]) if kind == "network" else MODEL
+            assert [f["epoch"] for f in islice(fit(MODEL, DATA, RECIPE, path), 1)] == [1]
+        network = build(**NETWORK) if kind == "network" else MODEL
         if kind != "checkpoint":
             save_weights(path, network, {"a": [1, 2.5, None]})
         return path.read_bytes()
@@ -415,7 +418,7 @@ def original(kind: Literal["weights", "checkpoint", "network"]) -> bytes:
 
 def resumed(path: Path) -> None:
     """A run that goes on from a checkpoint, with a step after it."""
-    next(fit(MODEL, DATA, RECIPE, path, resume=True), None)
+    list(islice(fit(MODEL, DATA, RECIPE, path, resume=True), 2))
 
 
 def weights_random(source: random.Random, folder: Path) -> Trial:
@@ -480,6 +483,7 @@ CONFIG: dict[str, Any] = {
     "data": "digits", "data_dir": None, "examples": 16, "threads": 1, "resume": False,
     "model": asdict(ModelSpec(width=0.125)), "recipe": asdict(Recipe(epochs=1, batch_size=8)),
 }  # fmt: skip
+NETWORK = build_arguments(CONFIG["model"], load("digits")[0])
 
 
 def train_with(path: Path, folder: Path) -> None:
@@ -510,7 +514,9 @@ def config_of_run(source: random.Random, folder: Path) -> Trial:
     one = Run(folder / "run")
     one.folder.mkdir()
     one.weights_path.write_bytes(original("network"))
-    config = {**CONFIG, "hardware": {"cpu": "x"}}
+    config = {**CONFIG, "network": NETWORK, "hardware": {"cpu": "x"}}
+    if source.random() < 0.3:
+        del config["network"]  # a run of version 0.1.0
     text = json.dumps(with_odd(source, config)).encode()
     one.config_path.write_bytes(text if source.random() < 0.7 else mutated(source, json.dumps(config).encode()))
     return Trial(partial(command, "evaluate", str(one.folder)), (Refused,), "")
@@ -524,7 +530,7 @@ def config_python(source: random.Random, folder: Path) -> Trial:
 
     def use() -> None:
         found = Recipe(**recipe)
-        ModelSpec(**model).build(DATA_8)
+        build(**build_arguments(model, DATA_8))
         next(fit(MODEL, DATA, found, folder / "checkpoint"))
 
     names = "|".join((*recipe, *model, "sides"))
@@ -536,7 +542,7 @@ DATA_8 = Split(torch.linspace(0, 1, 128).view(2, 1, 8, 8), torch.arange(2))
 
 def experiment_file(source: random.Random, folder: Path) -> Trial:
     """A file of experiments, all budgets resolved."""
-    original = source.choice(sorted((ROOT / "experiments").glob("*.yaml")))
+    original = source.choice(sorted((PACKAGE / "lab" / "paper" / "experiments").glob("*.yaml")))
     path = folder / "experiments" / original.name
     path.parent.mkdir()
     path.write_bytes(mutated(source, original.read_bytes()))
@@ -671,8 +677,8 @@ def cheap(offline, monkeypatch) -> None:
     """Commands do everything but train and attack."""
     monkeypatch.setattr(training, "fit", lambda *args, **options: iter(()))
     row = dict.fromkeys(("eps", "clean", "pgd", "autoattack", "certified_at_eps", "empirical_lipschitz"), 0.5)
-    row |= {"lipschitz_bound": 1.0, "attacked": 1, "examples": 1}
-    monkeypatch.setattr(evaluation, "evaluate_model", lambda *args, **options: row)
+    row |= {"lipschitz_bound": 1.0, "attacked": 1, "attacked_clean": 0.5, "examples": 1}
+    monkeypatch.setattr(evaluate, "evaluate_model", lambda *args, **options: row)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(cifar10, "_IMAGES", 10)
 

@@ -5,12 +5,12 @@ __all__ = ["DATASETS", "DataError", "Split", "augment", "batches", "load"]
 from collections.abc import Callable
 from pathlib import Path
 
-from orthoconv.data.batches import augment, batches
-from orthoconv.data.cifar10 import cifar10
-from orthoconv.data.digits import digits, digits32
+from orthoconv.data.batching import augment, batches
+from orthoconv.data.cifar import cifar10
 from orthoconv.data.local import fashion_mnist, image_folder
 from orthoconv.data.split import DataError, Progress, Split
-from orthoconv.data.stl10 import stl10
+from orthoconv.data.stl import stl10
+from orthoconv.data.uci import digits, digits32
 
 DATASETS: dict[str, Callable[[Path | None, Progress | None], tuple[Split, Split]]] = {
     "digits": lambda data_dir, progress: digits(),
@@ -23,7 +23,12 @@ DATASETS: dict[str, Callable[[Path | None, Progress | None], tuple[Split, Split]
 
 
 def load(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> tuple[Split, Split]:
-    """Training and test split of the data set called `name`.
+    """Return the training and the test split of a data set.
+
+    Arguments:
+        name: One of `DATASETS`.
+        data_dir: Folder of its files; by default their usual place.
+        progress: Called during a download with the bytes so far and in all.
 
     >>> train, test = load("digits")
     """

@@ -10,7 +10,7 @@ from orthoconv.data.split import DataError, Progress
 
 
 def fetch(url: str, md5: str, write: Callable[[bytes], object], progress: Progress | None = None) -> None:
-    """Pass what is at `url` to `write`, block by block, and raise a DataError at the end if it has another digest."""
+    """Pass the bytes at `url` to `write`, block by block, and raise a DataError if their MD5 is another one."""
     done, digest = 0, hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=30) as response:
         total = int(response.headers.get("Content-Length") or 0)
@@ -20,5 +20,5 @@ def fetch(url: str, md5: str, write: Callable[[bytes], object], progress: Progre
             done += len(block)
             if progress is not None:
                 progress(done, total)
-    if (found := digest.hexdigest()) != md5:
-        raise DataError(f"the archive has the MD5 {found}, not {md5}")
+    if digest.hexdigest() != md5:
+        raise DataError(f"the archive has the MD5 {digest.hexdigest()}, not {md5}")

@@ -17,10 +17,10 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
 def fashion_mnist(data_dir: Path | None = None, progress: Progress | None = None) -> tuple[Split, Split]:
-    """Fashion-MNIST (Xiao et al., 2017): 60,000 and 10,000 images of 28 x 28, from IDX files, packed or not.
+    """Return Fashion-MNIST (Xiao et al., 2017): 60,000 and 10,000 images of 28 x 28, from IDX files, packed or not.
 
     Arguments:
-        data_dir: Folder of the four files; by default where Debian's dataset-fashion-mnist puts them.
+        data_dir: Folder of the four files; by default that of Debian's package dataset-fashion-mnist.
         progress: Not used; nothing is downloaded.
     """
     folder = data_dir or _DEBIAN
@@ -35,7 +35,7 @@ def fashion_mnist(data_dir: Path | None = None, progress: Progress | None = None
 
 
 def _idx(folder: Path, name: str, axes: int) -> Tensor:
-    """Array of an IDX file of unsigned bytes, with so many axes."""
+    """Read an IDX file of unsigned bytes with so many axes."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise DataError(f"{folder / name} does not exist, nor with .gz; Debian's dataset-fashion-mnist has it")
@@ -51,7 +51,7 @@ def _idx(folder: Path, name: str, axes: int) -> Tensor:
 
 
 def image_folder(data_dir: Path | None = None, progress: Progress | None = None) -> tuple[Split, Split]:
-    """Images of one size in folders train/CLASS and test/CLASS, classes numbered by the order of their names."""
+    """Return images of one size from the folders train/CLASS and test/CLASS; classes are in alphabetical order."""
     if data_dir is None or not (data_dir / "train").is_dir() or not (data_dir / "test").is_dir():
         raise DataError(f"a folder of images needs --data_dir with train/CLASS and test/CLASS in it, got {data_dir}")
     classes = sorted(p.name for p in (data_dir / "train").iterdir() if p.is_dir())

@@ -1,4 +1,4 @@
-"""What every data set is made of."""
+"""A data set in memory, and the error of one that cannot be read."""
 
 __all__ = ["DataError", "Progress", "Split", "split_of"]
 
@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
 class DataError(Exception):
-    """Data that is missing, damaged or not what it should be; the message says which and where."""
+    """A data set is missing, damaged or not the expected one; the message says which and where."""
 
 
 class Split(NamedTuple):
@@ -22,10 +22,10 @@ class Split(NamedTuple):
     labels: Tensor
 
     def first(self, n: int) -> "Split":
-        """The first n images, or all of them for 0."""
+        """Return the first n images, or all of them for 0."""
         return Split(self.images[:n], self.labels[:n]) if n else self
 
 
 def split_of(pixels: Tensor, labels: Tensor) -> Split:
-    """`Split` of pixels (n, c, h, w) from 0 to 255 and labels, both of integers."""
+    """Make a `Split` of integers: pixels (n, c, h, w) from 0 to 255, and labels."""
     return Split(pixels.to(torch.float32).div_(255), labels.long())

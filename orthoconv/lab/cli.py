@@ -1,8 +1,10 @@
-"""Command line: one function per subcommand, its arguments those of the function."""
+"""Command line: one function per subcommand, whose arguments are those of the function."""
 
 __all__ = ["main"]
 
 import sys
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 from jsonargparse import auto_cli
@@ -10,19 +12,21 @@ from jsonargparse import auto_cli
 from orthoconv import __version__
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.data import DataError
-from orthoconv.lab import bench
-from orthoconv.lab.configs import read_trees_only
-from orthoconv.lab.datasets import data
-from orthoconv.lab.demo import demo
-from orthoconv.lab.evaluation import BrokenCertificateError, evaluate
-from orthoconv.lab.exporting import export
-from orthoconv.lab.publish import publish
-from orthoconv.lab.rates import rates
-from orthoconv.lab.report import report
-from orthoconv.lab.reproduce import reproduce
-from orthoconv.lab.training import train
-from orthoconv.lab.verifying import VerificationError, verify
-from orthoconv.lab.wasserstein import wasserstein
+from orthoconv.lab.commands import bench
+from orthoconv.lab.commands.data import data
+from orthoconv.lab.commands.demo import demo
+from orthoconv.lab.commands.evaluate import evaluate
+from orthoconv.lab.commands.export import export
+from orthoconv.lab.commands.publish import publish
+from orthoconv.lab.commands.rates import rates
+from orthoconv.lab.commands.report import report
+from orthoconv.lab.commands.reproduce import reproduce
+from orthoconv.lab.commands.train import train
+from orthoconv.lab.commands.verify import VerificationError, verify
+from orthoconv.lab.commands.wasserstein import wasserstein
+from orthoconv.lab.configs import list_methods_in_help
+from orthoconv.lab.evaluation import BrokenCertificateError
+from orthoconv.lab.parsing import restrict_parsing
 from orthoconv.train import CheckpointError, TrainingError
 
 COMMANDS: dict[str, Any] = {
@@ -43,27 +47,32 @@ COMMANDS: dict[str, Any] = {
     "publish": publish,
     "export": export,
 }
-EXPECTED = (
-    BrokenCertificateError,
-    CheckpointError,
-    DataError,
-    TrainingError,
-    VerificationError,
-    ImportError,
-    OSError,
-    ValueError,
-    TypeError,
-)  # what a user can mend
+EXPECTED = (  # errors that a user can mend
+    *(BrokenCertificateError, CheckpointError, DataError, TrainingError, VerificationError),
+    *(ImportError, OSError, ValueError, TypeError),
+)
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the subcommand named by `args`, or by the process's own."""
-    if "bench" not in (sys.argv[1:] if args is None else args)[:1]:  # which measures with and without
+    """Run the subcommand named by `args`, or by the arguments of the process."""
+    if "bench" not in (sys.argv[1:] if args is None else args)[:1]:  # bench measures with and without
         keep_freed_memory()
-    read_trees_only()
     try:
-        auto_cli(COMMANDS, args=args, prog="orthoconv", version=__version__)
+        load_methods()
+        list_methods_in_help()
+        restrict_parsing()
+        auto_cli(COMMANDS, args=args, prog="orthoconv", version=__version__, allow_abbrev=False)
     except EXPECTED as error:
         sys.exit(f"orthoconv: {error}")
     except KeyboardInterrupt:
         sys.exit("orthoconv: stopped")
+
+
+@cache
+def load_methods() -> None:
+    """Import what other packages name in the entry point group orthoconv.methods, so that it registers its methods."""
+    for entry in entry_points(group="orthoconv.methods"):
+        try:
+            entry.load()
+        except Exception as error:  # whatever a module of strangers raises
+            raise ImportError(f"the method {entry.name} ({entry.value}) cannot be loaded: {error!r}") from error

@@ -1,41 +1,107 @@
-"""Files of configuration, which may come from anyone: YAML that is a tree, so that reading it comes to an end."""
+"""What a run is trained from, and the digest that identifies it."""
 
-__all__ = ["read_trees_only"]
+__all__ = ["ModelSpec", "Training", "digest", "list_methods_in_help"]
 
-from functools import cache
-from typing import Any
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
-import yaml  # type: ignore[import-untyped]
-from jsonargparse import get_loader, set_loader
+from orthoconv.models.kit import CONVS
+from orthoconv.train import Recipe
 
-_LARGEST = 10_000  # values; a configuration of ours has some forty
-
-
-@cache
-def read_trees_only() -> None:
-    """Let the command line refuse YAML that contains itself, or that its aliases make larger than it looks."""
-    load = get_loader("yaml")
-
-    def load_tree(text: str) -> Any:
-        try:
-            value = load(text)
-        except (RecursionError, ValueError) as error:
-            raise yaml.YAMLError(f"it cannot be read: {error}") from error
-        _require_tree(value)
-        return value
-
-    set_loader("yaml", load_tree, (yaml.YAMLError,))
+_YOUNGER = {"learned_scale": True}  # fields that older records of networks lack, and the value that they then had
 
 
-def _require_tree(value: Any) -> None:
-    """Count the values, each as often as it occurs.
+@dataclass(frozen=True)
+class ModelSpec:
+    """Arguments of `orthoconv.models.build` that do not depend on the data.
 
-    >>> _require_tree({"a": [1, 2]})
+    Attributes:
+        name: kwlarge, resnet9 or wide_resnet10_10.
+        conv: Method of the convolutions: METHODS.
+        linear: cayley, bjorck or plain; by default the one that the paper combines with the convolution.
+        width: Factor of the numbers of channels.
+        kernel_size: Taps of the convolutions.
+        strided_kernel_size: Taps of the strided convolutions of kwlarge.
+        lipschitz: Lipschitz bound of the network.
+        learned_scale: Whether the scale g of Cayley layers is trained.
+        normalize: Whether the first layer subtracts the mean of the training images (center), divides by their
+            standard deviation as well (standardize), or does neither (none).
     """
-    left, seen = [value], 0
-    while left:
-        one = left.pop()
-        seen += 1
-        if seen > _LARGEST:
-            raise yaml.YAMLError(f"it contains itself, or more than {_LARGEST} values")
-        left.extend(one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+
+    name: str = "kwlarge"
+    conv: str = "cayley"
+    linear: str | None = None
+    width: float = 1
+    kernel_size: int = 3
+    strided_kernel_size: int | None = None
+    lipschitz: float = 1.0
+    learned_scale: bool = True
+    normalize: Literal["none", "center", "standardize"] = "center"
+
+
+_HELP = ModelSpec.__doc__ or ""
+
+
+def list_methods_in_help() -> None:
+    """Name the methods that are registered now in the help text of --model.conv."""
+    ModelSpec.__doc__ = _HELP.replace("METHODS", ", ".join(CONVS))
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that the weights of a run depend on.
+
+    Attributes:
+        data: Data set.
+        model: The network.
+        recipe: How it is trained. Without a `lipschitz` of its own, the margin is that of the network's bound.
+        examples: Training images, the first ones; 0 for all.
+    """
+
+    data: str
+    model: ModelSpec = field(default_factory=ModelSpec)
+    recipe: Recipe = field(default_factory=Recipe)
+    examples: int = 0
+
+    def __post_init__(self) -> None:
+        if self.examples < 0:
+            raise ValueError(f"examples must be at least 0, got {self.examples}")
+        if self.recipe.lipschitz is None:
+            object.__setattr__(self, "recipe", replace(self.recipe, lipschitz=self.model.lipschitz))
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Training":
+        """Read a configuration, complete or not; fields that the weights do not depend on are ignored."""
+        model, recipe = ModelSpec(**config.get("model", {})), Recipe(**config.get("recipe", {}))
+        return cls(config["data"], model, recipe, config.get("examples", 0))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The complete configuration."""
+        recipe = {k: v for k, v in asdict(self.recipe).items() if k != "checkpoint_every"}
+        model = {k: v for k, v in asdict(self.model).items() if k not in _YOUNGER or v != _YOUNGER[k]}
+        return {"data": self.data, "examples": self.examples, "model": model, "recipe": recipe}
+
+    @property
+    def hash(self) -> str:
+        """What identifies a run in its folder, its record and its card."""
+        return digest(self.config)
+
+
+def digest(config: dict[str, Any]) -> str:
+    """Return the digest of a configuration. The numbers 1 and 1.0 are the same.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1.0})
+    True
+    """
+    return hashlib.sha256(json.dumps(_canonical(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _canonical(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

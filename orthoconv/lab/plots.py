@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from orthoconv.lab.experiments import Experiment
-    from orthoconv.lab.tables import Cell, Table
+    from orthoconv.lab.paper.experiment import Experiment
+    from orthoconv.lab.paper.tables import Cell, Table
 
 COLOURS = {"cayley": "#1f5fbf", "plain": "#c8553d"}
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 def download_bar() -> Callable[[int, int], None]:
-    """A function of bytes so far and in all that shows a bar, which appears with the first bytes."""
+    """Return a function of the bytes so far and in all. It shows a bar, which appears with the first bytes."""
     bars: list[Any] = []
 
     def update(done: int, total: int) -> None:

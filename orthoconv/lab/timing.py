@@ -1,4 +1,4 @@
-"""Time and memory of competing ways to do the same, measured so that ratios mean something."""
+"""Time and memory of several models, measured in turns so that their ratios can be trusted."""
 
 __all__ = ["Figures", "compare", "peak_bytes", "pin_threads"]
 
@@ -23,7 +23,13 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its st
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds of each training and each eval step, in the order measured, and bytes at the peak of a training step."""
+    """What was measured of a model.
+
+    Attributes:
+        train: Seconds of each training step, in order.
+        evaluate: Seconds of each eval step, in order.
+        peak: Bytes at the peak of a training step.
+    """
 
     train: list[float]
     evaluate: list[float]
@@ -39,7 +45,7 @@ class Figures:
 
     @property
     def spread(self) -> float:
-        """Distance of the quartiles of the training steps, relative to the median."""
+        """Distance between the quartiles of the training steps, relative to the median."""
         if len(self.train) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.train, n=4, method="inclusive")
@@ -47,13 +53,16 @@ class Figures:
 
 
 def compare(models: Mapping[str, nn.Module], x: Tensor, rounds: int, tick: Callable[[], Any]) -> dict[str, Figures]:
-    """Figures of each model on the batch `x`.
+    """Measure each model on a batch.
 
-    The models take turns within each round, so that what the machine does besides falls on all of them; each has two
-    steps before it is measured. A training step is the forward and the backward pass; an eval step the forward pass in
-    inference mode, with every operator remembered that the method can remember.
+    The models take turns within each round: other work of the machine then slows all of them. Each has two steps
+    before it is measured. A training step is the forward and the backward pass. An eval step is the forward pass in
+    inference mode, with cached operators.
 
     Arguments:
+        models: Models by name.
+        x: The batch.
+        rounds: Steps of each model that are measured.
         tick: Called after each turn of a model.
     """
     steps = {name: _train_step(model.train(), x) for name, model in models.items()}
@@ -67,7 +76,7 @@ def compare(models: Mapping[str, nn.Module], x: Tensor, rounds: int, tick: Calla
 
 
 def peak_bytes(step: Step) -> int:
-    """Most bytes that torch had allocated at one time during a step, beyond those before it."""
+    """Return the most bytes that torch had allocated at one time during a step, beyond those before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     total = peak = 0
@@ -79,7 +88,7 @@ def peak_bytes(step: Step) -> int:
 
 
 def pin_threads(threads: int | None) -> int:
-    """Use so many threads, each on its own core where the system allows; by default as many as torch would."""
+    """Use so many threads, each on its own core if the system allows it; by default as many as torch does."""
     if threads is not None:
         if threads < 1:
             raise ValueError(f"threads must be positive, got {threads}")

@@ -1,4 +1,4 @@
-"""A small WGAN-GP (Gulrajani et al., 2017), whose samples are what a distance to images is measured to."""
+"""A small WGAN-GP (Gulrajani et al., 2017). The distance between images and its samples is then estimated."""
 
 __all__ = ["GeneratorSpec", "samples_of", "trained_generator"]
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from orthoconv.data.batches import generator
+from orthoconv.data.batching import generator
 from orthoconv.train import load_weights, save_weights
 
 
 @dataclass(frozen=True)
 class GeneratorSpec:
-    """A generator and how it is trained.
+    """A generator, and how to train it.
 
     Attributes:
-        steps: Steps of the generator.
-        critic_steps: Steps of the critic for each of them.
-        latent: Numbers that an image is made from.
+        steps: Training steps of the generator.
+        critic_steps: Steps of its critic for each of them.
+        latent: Random numbers that an image is made from.
         channels: Channels of the last hidden layer.
         batch_size: Images in a step.
         lr: Learning rate of Adam.
@@ -39,7 +39,7 @@ class GeneratorSpec:
     seed: int = 0
 
     def networks(self, image: torch.Size) -> tuple[nn.Sequential, nn.Sequential]:
-        """Generator of images of this shape in [0, 1], and the critic it is trained against."""
+        """Build the generator of images of this shape in [0, 1], and the critic that it is trained against."""
         colours, h, w = image
         if h % 8 or w % 8:
             raise ValueError(f"the generator makes images whose sides are multiples of 8, got {h} x {w}")
@@ -49,49 +49,49 @@ class GeneratorSpec:
             nn.Linear(self.latent, c * (h // 8) * (w // 8)), nn.ReLU(), nn.Unflatten(1, (c, h // 8, w // 8)),
             up(c, b, 4, 2, 1), nn.ReLU(), up(b, a, 4, 2, 1), nn.ReLU(), up(a, colours, 4, 2, 1), nn.Sigmoid(),
         )  # fmt: skip
-        judge = nn.Sequential(
+        critic = nn.Sequential(
             down(colours, a, 4, 2, 1), nn.LeakyReLU(0.2), down(a, b, 4, 2, 1), nn.LeakyReLU(0.2),
             down(b, c, 4, 2, 1), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(c * (h // 8) * (w // 8), 1),
         )  # fmt: skip
-        return make, judge
+        return make, critic
 
 
 def trained_generator(spec: GeneratorSpec, images: Tensor, path: Path) -> nn.Sequential:
-    """A generator trained on `images`, read from `path` if it is there, else written to it."""
+    """Return a generator trained on `images`: the one in the file `path`, or a new one that is written to it."""
     torch.manual_seed(spec.seed)
-    make, judge = spec.networks(images.shape[1:])
+    make, critic = spec.networks(images.shape[1:])
     if path.exists():
         load_weights(path, make)
         return make.eval()
-    ways = [torch.optim.Adam(net.parameters(), lr=spec.lr, betas=(0.0, 0.9)) for net in (make, judge)]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=spec.lr, betas=(0.0, 0.9)) for net in (make, critic)]
     for step in tqdm(range(spec.steps), desc="generator", leave=False, disable=not sys.stderr.isatty()):
         for k in range(spec.critic_steps):
             source = generator(spec.seed, step, k)
             real = images[torch.randint(len(images), (spec.batch_size,), generator=source)]
             fake = make(torch.randn(spec.batch_size, spec.latent, generator=source)).detach()
-            loss = judge(fake).mean() - judge(real).mean() + spec.penalty * _penalty(judge, real, fake, source)
-            ways[1].zero_grad()
+            loss = critic(fake).mean() - critic(real).mean() + spec.penalty * _penalty(critic, real, fake, source)
+            optimizers[1].zero_grad()
             loss.backward()
-            ways[1].step()
+            optimizers[1].step()
         noise = torch.randn(spec.batch_size, spec.latent, generator=generator(spec.seed, step, spec.critic_steps))
-        ways[0].zero_grad()
-        (-judge(make(noise)).mean()).backward()
-        ways[0].step()
+        optimizers[0].zero_grad()
+        (-critic(make(noise)).mean()).backward()
+        optimizers[0].step()
     save_weights(path, make, asdict(spec))
     return make.eval()
 
 
 @torch.no_grad()
 def samples_of(make: nn.Sequential, latent: int, n: int, seed: int) -> Tensor:
-    """n images of a generator."""
+    """Return n images of a generator."""
     noise = torch.randn(n, latent, generator=torch.Generator().manual_seed(seed))
     return torch.cat([make(part) for part in noise.split(500)])
 
 
-def _penalty(judge: nn.Module, real: Tensor, fake: Tensor, source: torch.Generator) -> Tensor:
-    """How far the gradient between real and made images is from norm 1."""
+def _penalty(critic: nn.Module, real: Tensor, fake: Tensor, source: torch.Generator) -> Tensor:
+    """Return how far the norm of the gradient is from 1, between real and generated images."""
     t = torch.rand(len(real), 1, 1, 1, generator=source)
     between = (t * real + (1 - t) * fake).requires_grad_()
-    (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     deviation: Tensor = (slope.flatten(1).norm(dim=1) - 1).square().mean()
     return deviation

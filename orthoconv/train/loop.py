@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from orthoconv.data.batches import augment, epoch_order, generator
+from orthoconv.data.batching import augment, epoch_order, generator
 from orthoconv.data.split import Split
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.distributed import World, total
@@ -23,9 +23,11 @@ from orthoconv.train.loss import hinge_loss
 from orthoconv.train.schedule import piecewise_triangular
 from orthoconv.weights import CheckpointError
 
+_FIGURES = ("epoch", "step", "loss", "accuracy", "lr", "seconds")
+
 
 class TrainingError(Exception):
-    """A run that cannot go on; the message says where it stopped and what is kept."""
+    """A run cannot continue; the message says at which step, and which checkpoint there is."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class Recipe:
         batch_size: Images in a step, over all processes.
         lr: Highest learning rate.
         loss: "hinge" or "cross_entropy".
-        eps0: Radius that the hinge asks a certificate for.
+        eps0: Radius for which the hinge loss asks for a certificate.
         margin_factor: Factor of the margin, margin_factor * lipschitz * eps0: 1 in the released code, sqrt(2) in the
             paper.
-        lipschitz: Bound of the network that the margin counts with.
+        lipschitz: Lipschitz bound in the margin. By default that of the network, if `orthoconv train` builds it, and
+            otherwise 1.
         augment: Whether to crop and flip.
         project_every: Steps between the projections of layers that have a method `project`; also after each epoch.
         checkpoint_every: Steps between checkpoints; 0 for one after each epoch only.
@@ -53,7 +56,7 @@ class Recipe:
     loss: Literal["hinge", "cross_entropy"] = "hinge"
     eps0: float = 0.5
     margin_factor: float = 1.0
-    lipschitz: float = 1.0
+    lipschitz: float | None = None
     augment: bool = True
     project_every: int = 100
     checkpoint_every: int = 0
@@ -64,7 +67,7 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value!r}")
-        for name in ("lr", "eps0", "margin_factor", "lipschitz"):
+        for name in ("lr", "eps0", "margin_factor", *(["lipschitz"] if self.lipschitz is not None else [])):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
@@ -84,30 +87,33 @@ def fit(
     *,
     resume: bool = False,
     world: World = World(0, 1),  # noqa: B008
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Train `model` in place, and yield the figures of each epoch after it.
+    """Train `model` in place; after each epoch, write a checkpoint and yield the figures of the epoch.
 
-    Random numbers depend on the seed, the epoch and the step alone, so that a run resumed from its checkpoint goes on
-    as if it had not stopped.
+    Random numbers depend on the seed, the epoch and the step alone: a run that is resumed from its checkpoint ends
+    with the same weights as one that never stopped. If that checkpoint ends an epoch, its figures are yielded again,
+    because the process may have died before it could use them.
 
     Arguments:
         model: Function of images to logits.
         data: Training images, all in memory.
         recipe: How to train.
         checkpoint: File to write checkpoints to, each in place of the one before.
-        resume: Whether to go on from `checkpoint`, if it exists.
+        resume: Whether to continue from `checkpoint`, if it exists.
         world: This process among those of a distributed run.
         on_step: Called after each step with its figures.
     """
     n, size = len(data.labels), recipe.batch_size
     if size > n or size % world.size:
         raise ValueError(f"batch_size must be at most {n} and a multiple of {world.size} processes, got {size}")
-    steps = n // size
-    device = next(model.parameters()).device
+    steps, recipe = n // size, replace(recipe, lipschitz=1.0 if recipe.lipschitz is None else recipe.lipschitz)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
-    margin = recipe.margin_factor * recipe.lipschitz * recipe.eps0
-    done, sums = _resume(checkpoint, model, optimizer, recipe) if resume and checkpoint.exists() else (0, [0.0] * 3)
+    done, sums = 0, [0.0] * 3
+    if resume and checkpoint.exists():
+        done, sums, last = _resume(checkpoint, model, optimizer, recipe)
+        if last:
+            yield last
     engine = model if world.size == 1 else DistributedDataParallel(model)
     model.train()
 
@@ -118,15 +124,8 @@ def fit(
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-            batch = order[k * size : (k + 1) * size]
-            x, labels = data.images[batch], data.labels[batch]
-            if recipe.augment:
-                x = augment(x, generator(recipe.seed, epoch, k))
-            mine = slice(world.rank, None, world.size)
-            x, labels = x[mine].to(device), labels[mine].to(device)
-
-            logits = engine(x)
-            loss = hinge_loss(logits, labels, margin) if recipe.loss == "hinge" else F.cross_entropy(logits, labels)
+            x, labels = _batch(data, order[k * size : (k + 1) * size], recipe, epoch, k, world)
+            loss, figures = _loss(engine, x, labels, recipe)
             optimizer.zero_grad()
             loss.backward()
             _require_finite(loss, model, done, checkpoint)
@@ -135,20 +134,39 @@ def fit(
             if done % recipe.project_every == 0:
                 _project(model)
 
-            correct = (logits.detach().argmax(1) == labels).sum()
-            figures = torch.stack((loss.detach() * len(x), correct, torch.tensor(len(x), device=device))).double()
             sums = [a + b for a, b in zip(sums, total(figures, world).tolist(), strict=True)]
             if on_step is not None:
                 on_step({"step": done, "epoch": epoch, "loss": sums[0] / sums[2], "accuracy": sums[1] / sums[2]})
             if k + 1 < steps and recipe.checkpoint_every and done % recipe.checkpoint_every == 0:
-                _save(checkpoint, model, optimizer, recipe, done, sums, world)
+                _save(checkpoint, model, optimizer, recipe, done, sums, None, world)
 
         _project(model)
-        summary = {"epoch": epoch + 1, "step": done, "loss": sums[0] / sums[2], "accuracy": sums[1] / sums[2]}
-        sums = [0.0] * 3
-        yield {**summary, "lr": rate, "seconds": time.perf_counter() - started}
+        values = (epoch + 1, done, sums[0] / sums[2], sums[1] / sums[2], rate, time.perf_counter() - started)
+        last, sums = dict(zip(_FIGURES, values, strict=True)), [0.0] * 3
+        _save(checkpoint, model, optimizer, recipe, done, sums, last, world)
+        yield last
         model.train()
-        _save(checkpoint, model, optimizer, recipe, done, sums, world)
+
+
+def _batch(data: Split, indices: Tensor, recipe: Recipe, epoch: int, step: int, world: World) -> tuple[Tensor, Tensor]:
+    """Return the share of this process of a batch, augmented as a whole."""
+    x, labels = data.images[indices], data.labels[indices]
+    if recipe.augment:
+        x = augment(x, generator(recipe.seed, epoch, step))
+    return x[world.rank :: world.size], labels[world.rank :: world.size]
+
+
+def _loss(engine: nn.Module, x: Tensor, labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Return the loss, and three sums over the batch: of losses, of correct classes, of images."""
+    device = next(engine.parameters()).device
+    x, labels = x.to(device), labels.to(device)
+    logits = engine(x)
+    if recipe.loss == "hinge":
+        loss = hinge_loss(logits, labels, recipe.margin_factor * (recipe.lipschitz or 1.0) * recipe.eps0)
+    else:
+        loss = F.cross_entropy(logits, labels)
+    correct = (logits.detach().argmax(1) == labels).sum()
+    return loss, torch.stack((loss.detach() * len(x), correct, torch.tensor(len(x), device=device))).double()
 
 
 def _project(model: nn.Module) -> None:
@@ -172,24 +190,33 @@ def _require_finite(loss: Tensor, model: nn.Module, done: int, checkpoint: Path)
 
 def _save(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, done: int, sums: list[float],
-    world: World,
+    last: dict[str, Any] | None, world: World,
 ) -> None:  # fmt: skip
     if world.rank == 0:
-        save_checkpoint(path, model, optimizer, {"done": done, "sums": sums, "recipe": asdict(recipe)})
+        state = {"done": done, "sums": sums, "recipe": asdict(recipe), "last": last}
+        save_checkpoint(path, model, optimizer, state)
 
 
-def _resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe) -> tuple[int, list[float]]:
+def _resume(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe
+) -> tuple[int, list[float], dict[str, Any] | None]:
+    """Read a checkpoint; return the steps done, the sums of the epoch, and the figures of an epoch that it ends."""
     state = load_checkpoint(path, model, optimizer)
-    done: Any = state.get("done")
-    sums: Any = state.get("sums")
-    theirs: Any = state.get("recipe")
-    counted = isinstance(sums, list) and len(sums) == 3 and all(isinstance(v, float) for v in sums)
-    if type(done) is not int or done < 0 or not counted or not isinstance(theirs, dict):
+    done, sums, theirs, last = (state.get(key) for key in ("done", "sums", "recipe", "last"))
+    if not (type(done) is int and done >= 0 and _are_numbers(sums, 3) and isinstance(theirs, dict)):
         raise CheckpointError(f"{path} does not say how far its run had come: done={done!r}, sums={sums!r}")
+    if last is not None and not (
+        isinstance(last, dict) and tuple(last) == _FIGURES and _are_numbers(list(last.values()), len(_FIGURES))
+    ):
+        raise CheckpointError(f"{path} has figures of an epoch that cannot be read: {last!r}")
     ours = {k: v for k, v in asdict(recipe).items() if k != "checkpoint_every"}
     if changed := [k for k, v in ours.items() if theirs.get(k) != v]:
         raise CheckpointError(
             f"{path} is of a run with {changed[0]}={theirs.get(changed[0])!r}, "
             f"not {ours[changed[0]]!r}; a run is resumed with the recipe it began with"
         )
-    return done, sums
+    return done, sums, last  # type: ignore[return-value]
+
+
+def _are_numbers(values: Any, n: int) -> bool:
+    return isinstance(values, list) and len(values) == n and all(type(v) in (int, float) for v in values)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from orthoconv.data.batches import generator
+from orthoconv.data.batching import generator
 from orthoconv.lipschitz import lipschitz_bound
 from orthoconv.train.loop import TrainingError
 
@@ -58,7 +58,7 @@ def wasserstein_distance(
     recipe: CriticRecipe = CriticRecipe(),  # noqa: B008
     *,
     held_out: tuple[Tensor, Tensor] | None = None,
-    on_step: Callable[[int, float], None] | None = None,
+    on_step: Callable[[int, float], object] | None = None,
 ) -> WassersteinEstimate:
     r"""Lower bound of the 1-Wasserstein distance between the samples `p` and `q`, by training `critic` in place.
 

@@ -1,0 +1,56 @@
+"""Batches of a data set in memory. Shuffling and augmentation depend on nothing but a seed."""
+
+__all__ = ["augment", "batches", "epoch_order", "generator"]
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from orthoconv.data.split import Split
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> Tensor:
+    """Return the order of `n` examples in an epoch."""
+    return torch.randperm(n, generator=generator(seed, epoch))
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """Return a source of random numbers that depends on `numbers` alone."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 6364136223846793005 + number + 1442695040888963407) % 2**63
+    return torch.Generator().manual_seed(seed)
+
+
+def batches(split: Split, size: int) -> Iterator[Split]:
+    """Yield the split in order, in pieces of at most `size` images."""
+    for images, labels in zip(split.images.split(size), split.labels.split(size), strict=True):
+        yield Split(images, labels)
+
+
+def augment(images: Tensor, source: torch.Generator, pad: int = 4) -> Tensor:
+    """Crop each image at random after padding it by reflection, and flip half of them.
+
+    Arguments:
+        images: Shape (b, c, h, w).
+        source: Source of the random numbers.
+        pad: Largest shift, in pixels.
+
+    >>> augment(torch.rand(2, 3, 8, 8), torch.Generator()).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    b, c, h, w = images.shape
+    if min(h, w) <= pad:
+        raise ValueError(f"augment moves images by up to {pad} pixels, which must be larger, got {h} x {w}")
+    shift = torch.randint(-pad, pad + 1, (2, b, 1), generator=source)
+    flip = torch.randint(2, (b, 1), generator=source)
+    rows = _reflect(torch.arange(h) + shift[0], h)  # (b, h)
+    columns = torch.arange(w) + shift[1]
+    columns = _reflect(torch.where(flip == 1, columns.flip(1), columns), w)  # (b, w)
+    pixels = (rows[:, :, None] * w + columns[:, None, :]).view(b, 1, h * w).expand(b, c, h * w)
+    return images.flatten(2).gather(2, pixels.to(images.device)).view(b, c, h, w)
+
+
+def _reflect(index: Tensor, n: int) -> Tensor:
+    return (n - 1) - ((n - 1) - index.abs()).abs()

@@ -1,0 +1,1 @@
+"""The commands of `orthoconv`, a module for each."""

@@ -1,0 +1,97 @@
+"""`orthoconv demo`: train, certify and attack on digits, in under two minutes."""
+
+__all__ = ["demo"]
+
+import shutil
+from pathlib import Path
+
+import torch
+from matplotlib import cbook
+from matplotlib import image as mpl_image
+from torch import Tensor, nn
+
+from orthoconv.data import Split
+from orthoconv.lab.configs import ModelSpec, Training
+from orthoconv.lab.evaluation import evaluate_model, table
+from orthoconv.lab.plots import plot_demo
+from orthoconv.lab.reports import write_report
+from orthoconv.lab.runs import Run
+from orthoconv.lab.training import train_run
+from orthoconv.nn import CayleyConv2d
+from orthoconv.nn.base import BaseConv2d
+from orthoconv.testing import norm_ratios
+from orthoconv.train import Recipe
+
+_LAYER = 2  # the convolution that is drawn: 16 -> 32 channels
+
+
+def demo(
+    out: Path = Path("runs/demo"),
+    epochs: int = 20,
+    attack_examples: int = 200,
+    apgd_iterations: int = 50,
+    seed: int = 0,
+) -> None:
+    """Train, certify and attack a Cayley network and the same network of plain layers on handwritten digits.
+
+    Args:
+        out: Folder for the two runs, the report and a picture of one layer.
+        epochs: Passes over the 1,297 training images.
+        attack_examples: Test images to attack.
+        apgd_iterations: Iterations of each APGD.
+        seed: Seed of the weights, the order of the images and the attacks.
+    """
+    recipe = Recipe(epochs=epochs, batch_size=64, augment=False, seed=seed)
+    rows, runs = {}, {}
+    for conv in ("cayley", "plain"):
+        run = runs[conv] = Run(out / conv)
+        if run.config_path.exists():
+            shutil.rmtree(run.folder)
+        print(f"\n{conv} layers")
+        train_run(run, Training("digits", ModelSpec(conv=conv, width=0.5), recipe))
+        test = run.load_data()[1]
+        rows[conv] = evaluate_model(
+            run.load_model(), test, run, attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed
+        )
+    print(f"\n{table(rows)}\n\nEvery certified image survived every attack.")
+    picture = _picture(out, runs, test)
+    print(f"\npicture of a layer: {picture}")
+    print(f"report: {write_report(out / 'cayley', [out / 'plain'])}")
+
+
+def _picture(out: Path, runs: dict[str, Run], test: Split) -> Path:
+    """Draw singular values and norms of one layer of each network, and an exact inverse on a photograph."""
+    before, after, ratios = {}, {}, {}
+    for name, run in runs.items():
+        (old, _), (new, inputs) = (_layer(run.load_model(path), test) for path in (run.initial_path, None))
+        size = (inputs.shape[-2], inputs.shape[-1])
+        before[name], after[name] = (layer.singular_values(size).flatten() for layer in (old, new))
+        ratios[name] = norm_ratios(new, inputs)
+    photo = _photograph()
+    layer = CayleyConv2d(3, 3, 9, bias=False).requires_grad_(False)
+    layer.g.mul_(6)  # far from the identity
+    image = layer(photo)
+    back = layer.inverse(image)
+    print(f"\nphotograph of {photo.shape[1]} x {photo.shape[2]} through a layer with 9 x 9 taps:")
+    print(f"|conv(x)| / |x| = {norm_ratios(layer, photo[None]).item():.7f}, ", end="")
+    print(f"largest error of layer.inverse(layer(x)) in float32: {(back - photo).abs().max():.1e}")
+    return plot_demo(out / "layer.png", before, after, ratios, [photo, image, back])
+
+
+@torch.no_grad()
+def _layer(model: nn.Sequential, test: Split) -> tuple[BaseConv2d, Tensor]:
+    """Return the convolution that is drawn, and the test images as they reach it."""
+    x, seen = test.images, 0
+    for module in model:
+        if isinstance(module, BaseConv2d):
+            if seen == _LAYER:
+                return module, x
+            seen += 1
+        x = module(x)
+    raise AssertionError("the network has fewer convolutions")
+
+
+def _photograph() -> Tensor:
+    """Return a photograph that comes with matplotlib (Grace Hopper, in the public domain): (3, h, w) in [0, 1]."""
+    path = cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    return torch.tensor(mpl_image.imread(path)).permute(2, 0, 1) / 255

@@ -1,0 +1,45 @@
+"""`orthoconv evaluate`: certify and attack the network of a run."""
+
+__all__ = ["evaluate"]
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orthoconv.certify import EPS
+from orthoconv.lab.evaluation import evaluate_model, table
+from orthoconv.lab.paper.records import append_record, run_record
+from orthoconv.lab.runs import Run
+
+
+def evaluate(
+    run: Path,
+    data_dir: Path | None = None,
+    eps: float = 36 / 255,
+    certified_eps: Sequence[float] = EPS,
+    attack_examples: int = 1000,
+    apgd_iterations: int = 100,
+    seed: int = 0,
+    record: Path | None = None,
+) -> None:
+    """Certify the whole test set of a run; attack a part of it by PGD and by AutoAttack's APGD with both losses.
+
+    Args:
+        run: Folder of the run.
+        data_dir: Folder of the data set; by default the one of the run.
+        eps: Norm of the attacks.
+        certified_eps: Norms to report certified accuracy for.
+        attack_examples: Test images to attack, the first ones; 0 for all.
+        apgd_iterations: Iterations of each APGD.
+        seed: Seed of the attacks.
+        record: File of results, JSON lines, to append the whole run to: configuration, metrics, evaluation.
+    """
+    folder = Run(run, data_dir)
+    row = evaluate_model(
+        folder.load_model(), folder.load_data()[1], folder, eps=eps, certified_eps=certified_eps,
+        attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed,
+    )  # fmt: skip
+    print(table({folder.config["model"]["conv"]: row}))
+    print(f"evaluation: {folder.evaluation_path}")
+    if record is not None:
+        append_record(record, run_record(folder))
+        print(f"record: {record}")

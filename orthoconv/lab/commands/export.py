@@ -1,0 +1,34 @@
+"""`orthoconv export`: write the network of a run as an ONNX file, or as one of torch.export."""
+
+__all__ = ["export"]
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from orthoconv.export import export as plain_modules
+from orthoconv.lab.exporting import write_onnx, write_pt2
+from orthoconv.lab.runs import Run
+
+
+def export(
+    run: Path,
+    out: Path | None = None,
+    format: Literal["onnx", "pt2"] = "onnx",  # noqa: A002
+) -> None:
+    """Write the network of a run as a file of real arithmetic: images in, logits out, any number of images.
+
+    Args:
+        run: Folder of the run.
+        out: File to write; by default model.onnx or model.pt2 in the folder.
+        format: onnx, or pt2 for torch.export.
+    """
+    folder = Run(run)
+    model, x = folder.load_model(), torch.rand(8, *folder.input_shape, generator=torch.Generator().manual_seed(0))
+    plain = plain_modules(model, x.shape[1:])
+    path = out or folder.folder / f"model.{format}"
+    write_onnx(plain, x, path) if format == "onnx" else write_pt2(plain, x, path)
+    with torch.no_grad():
+        difference = (plain(x) - model(x)).abs().max().item()
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, largest difference to the model {difference:.1e}")

@@ -1,0 +1,42 @@
+"""`orthoconv publish`: write a trained run as a file that users can load, with its card."""
+
+__all__ = ["publish"]
+
+from pathlib import Path
+from typing import Any
+
+from orthoconv.files import sha256
+from orthoconv.lab.pages import render
+from orthoconv.lab.paper.records import run_record
+from orthoconv.lab.runs import Run
+from orthoconv.models.trained import run_arguments
+from orthoconv.weights import read, save_weights
+
+
+def publish(run: Path, name: str, out: Path = Path("runs/published")) -> None:
+    """Write the weights of an evaluated run and a card that describes it: NAME.safetensors and NAME.md.
+
+    Args:
+        run: Folder of the run.
+        name: Name for users to load it by.
+        out: Folder to write to.
+    """
+    folder = Run(run)
+    if not folder.evaluation_path.is_file():
+        raise FileNotFoundError(f"{run} has no evaluation; run: orthoconv evaluate {run}")
+    card, path = _card(folder), out / f"{name}.safetensors"
+    save_weights(path, folder.load_model(), card)
+    digest = sha256(read(path)[0])
+    (out / f"{name}.md").write_text(render("card.md.j2", name=name, digest=digest, **card))
+    print(f"weights: {path}\nSHA-256 of the weights: {digest}\ncard: {out / name}.md")
+
+
+def _card(run: Run) -> dict[str, Any]:
+    """Return how a network was built and trained, on what machine, and its figures."""
+    record, training = run_record(run), run.training.config
+    return {
+        "data": training["data"], "examples": training["examples"], "model": run_arguments(run.folder),
+        "recipe": record["config"]["recipe"],
+        "figures": {k: v for k, v in record["evaluation"].items() if k != "hardware"},
+        "hardware": record["hardware"], "minutes": round(record["seconds"] / 60, 1), "hash": record["hash"],
+    }  # fmt: skip

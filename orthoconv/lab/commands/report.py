@@ -1,0 +1,17 @@
+"""`orthoconv report`: write a page that shows the results of a run."""
+
+__all__ = ["report"]
+
+from pathlib import Path
+
+from orthoconv.lab.reports import write_report
+
+
+def report(run: Path, compare: list[Path] | None = None) -> None:
+    """Write report.html into the folder of a run: curves, certificates, attacks, singular values, a gallery.
+
+    Args:
+        run: Folder of the run, evaluated.
+        compare: Folders of other runs to put beside it, evaluated.
+    """
+    print(f"report: {write_report(run, compare or [])}")

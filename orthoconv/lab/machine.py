@@ -1,0 +1,42 @@
+"""What a figure was measured on: machine, versions, commit."""
+
+__all__ = ["hardware"]
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orthoconv import __version__
+
+
+def hardware() -> dict[str, Any]:
+    """Describe the machine, the versions and the commit of this process."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "orthoconv": __version__,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that this file is in, if it is in one, with + if it has been changed."""
+    try:
+        commit, changed = (
+            subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+            for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "") if commit.returncode == 0 else None

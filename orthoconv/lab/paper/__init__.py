@@ -1,0 +1,1 @@
+"""The paper again: its tables and figures as experiments, the runs for them, their records, and tables of ours."""

@@ -1,0 +1,49 @@
+"""The pages of an experiment: its tables and pictures, and the runs behind them."""
+
+__all__ = ["table_text", "write_pages"]
+
+from pathlib import Path
+from typing import Any
+
+from orthoconv.lab import plots
+from orthoconv.lab.pages import render
+from orthoconv.lab.paper.experiment import BUDGETS, Experiment
+from orthoconv.lab.paper.records import Record, read_records
+from orthoconv.lab.paper.tables import Table, make_table, markdown, records_of
+
+
+def table_text(experiment: Experiment, budget: str, records: list[Record]) -> str:
+    """Return the table of one budget as text."""
+    return markdown(make_table(experiment, budget, records))
+
+
+def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) -> Path:
+    """Write NAME.md and NAME.html from the records of a folder, and return the path of the latter.
+
+    Arguments:
+        experiment: The experiment.
+        folder: Folder of the records.
+        smoke: Whether to show the budget smoke alone, or all others.
+    """
+    records = read_records(folder)
+    parts: list[dict[str, Any]] = []
+    for budget in BUDGETS[:1] if smoke else BUDGETS[1:]:
+        cases = experiment.cases(budget)
+        made = [(case, matching[-1]) for case in cases if (matching := records_of(case, experiment, records))]
+        table = make_table(experiment, budget, records)
+        parts.append({
+            "budget": budget, "note": experiment.note(budget), "table": table, "made": made, "wanted": len(cases),
+            "plot": _plot(experiment, table, [record for _, record in made]) if made else "",
+        })  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    heading = f"# {experiment.title}\n\n{experiment.place}."
+    text = [f"## {p['budget']}: {p['note']}\n\n{markdown(p['table'])}" for p in parts]
+    (folder / f"{experiment.name}.md").write_text("\n\n".join([heading, *text]) + "\n")
+    path = folder / f"{experiment.name}.html"
+    path.write_text(render("reproduce.html.j2", experiment=experiment, parts=parts))
+    return path
+
+
+def _plot(experiment: Experiment, table: Table, records: list[Record]) -> str:
+    layers = {name: values for record in records for name, values in record.get("ratios", {}).items()}
+    return plots.ratios(layers) if layers else plots.experiment(experiment, table)

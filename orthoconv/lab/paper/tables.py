@@ -1,0 +1,112 @@
+"""Tables of an experiment, made from records alone: our figures beside the paper's."""
+
+__all__ = ["Cell", "Table", "make_table", "markdown", "records_of", "resolved"]
+
+import statistics
+from typing import Any, NamedTuple
+
+from orthoconv.lab.configs import digest
+from orthoconv.lab.paper.experiment import Case, Experiment, Row
+from orthoconv.lab.paper.records import Record, metrics_of
+from orthoconv.lab.paper.runners import Runner
+
+Key = tuple[str, str]
+
+
+class Cell(NamedTuple):
+    """The figures of one cell of a table.
+
+    Attributes:
+        ours: Our figure for each seed.
+        paper: The paper's mean and deviation, or its mean alone.
+    """
+
+    ours: list[float]
+    paper: list[float]
+
+    def our_text(self, decimals: int) -> str:
+        """Return the mean, the deviation and the number of our figures."""
+        if not self.ours:
+            return "missing"
+        mean = f"{statistics.fmean(self.ours):.{decimals}f}"
+        n = len(self.ours)
+        return mean if n == 1 else f"{mean} ± {statistics.stdev(self.ours):.{decimals}f} (n = {n})"
+
+    def paper_text(self, decimals: int) -> str:
+        """Return the mean and the deviation that the paper reports."""
+        return " ± ".join(f"{value:.{decimals}f}" for value in self.paper)
+
+
+class Table(NamedTuple):
+    """Rows, columns, and the cell of each pair."""
+
+    rows: list[Row]
+    columns: list[str]
+    cells: dict[Key, Cell]
+
+
+def records_of(case: Case, experiment: Experiment, records: list[Record]) -> list[Record]:
+    """Return the records of a run, of any experiment; the last one has the most images attacked.
+
+    A record belongs to the run that its own configuration describes. The digest that it stores is not used.
+    """
+    matching = []
+    for record in records:
+        try:
+            config = resolved(record["config"], experiment.runner)
+        except (KeyError, TypeError, ValueError):  # the record of another runner
+            continue
+        if digest(config) == case.hash and experiment.runner.is_done(record, case.evaluation):
+            matching.append(record)
+    return sorted(matching, key=lambda record: record.get("evaluation", {}).get("attacked", 0))
+
+
+def resolved(config: dict[str, Any], runner: Runner) -> dict[str, Any]:
+    """Complete the configuration of a record: older records lack fields that were added later."""
+    if "wasserstein" in config:
+        inner = dict(config["wasserstein"])
+        return runner.resolve(inner, inner.pop("seed"))
+    known = {k: v for k, v in config.items() if k != "bench"}
+    return runner.resolve(known, config.get("recipe", {}).get("seed", 0))
+
+
+def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Table:
+    """Make the table of an experiment from one record of each run."""
+    ours: dict[Key, list[float]] = {}
+    cases = experiment.cases(budget)
+    for case in cases:
+        for record in records_of(case, experiment, records)[-1:]:
+            for column, figures in _by_column(case.series, metrics_of(record)).items():
+                for key, value in figures.items():
+                    ours.setdefault((_key(case.x, key), column), []).append(value)
+    xs = list(dict.fromkeys(case.x for case in cases))
+    rows = [Row(_key(x, r.key), _label(experiment, x, r.label), r.decimals) for x in xs for r in experiment.rows]
+    cells = {
+        (row.key, column): Cell(ours.get((row.key, column), []), experiment.paper.get(column, {}).get(row.key, []))
+        for row in rows
+        for column in experiment.columns
+    }
+    return Table(rows, experiment.columns, cells)
+
+
+def _by_column(series: str, metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return metrics if all(isinstance(v, dict) for v in metrics.values()) else {series: metrics}
+
+
+def _key(x: float | None, key: str) -> str:
+    return key if x is None else f"{x:g} {key}"
+
+
+def _label(experiment: Experiment, x: float | None, label: str) -> str:
+    return label if x is None or experiment.sweep is None else f"{experiment.sweep['name']} = {x:g}, {label}"
+
+
+def markdown(table: Table) -> str:
+    """Return the table as text: for each row a line of ours and, if the paper has figures, one of the paper's."""
+    lines = [f"| | {' | '.join(table.columns)} |", f"|---|{'---|' * len(table.columns)}"]
+    for row in table.rows:
+        cells = [table.cells[row.key, column] for column in table.columns]
+        lines.append(f"| {row.label} | {' | '.join(c.our_text(row.decimals) for c in cells)} |")
+        if any(c.paper for c in cells):
+            lines.append(f"| {row.label}, paper | {' | '.join(c.paper_text(row.decimals) for c in cells)} |")
+    return "\n".join(lines)
