@@ -2,7 +2,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,9 +10,11 @@ import pytest
 
 from orthoconv import certify
 from orthoconv.data import load
+from orthoconv.lab import cli, training
 from orthoconv.lab.cli import main
 from orthoconv.lab.commands import verify
 from orthoconv.lab.runs import Run
+from orthoconv.models.kit import CONVS
 from orthoconv.models.trained import build_arguments
 
 
@@ -113,6 +115,57 @@ def test_report_in_a_browser(demo, tmp_path, width: int) -> None:
 def test_data(call) -> None:
     result = call("data", "digits")
     assert "training: 1297 images, 1 x 8 x 8, 10 classes" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    ["data --data digits", "data digits --data_di x", "train --recipe.epoch 1", "bench layers --round 1"],
+)
+def test_options_cannot_be_abbreviated(args: str, call) -> None:
+    result = call(*args.split())
+    assert result.returncode == 2
+    assert "unrecognized arguments" in result.stderr
+
+
+def test_the_bar_shows_a_rate_once_it_is_known() -> None:
+    figures = {"loss": 0.5, "accuracy": 0.25}
+    assert training._postfix(figures, None, 64) == {"loss": "0.5000", "acc": "25.0%"}
+    assert training._postfix(figures, 2.0, 64)["images/s"] == "128"
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch) -> Iterator[Callable[[str], None]]:
+    """Make a package that names a module of its own in the group orthoconv.methods."""
+
+    def install(source: str) -> None:
+        (tmp_path / "toy-1.0.dist-info").mkdir()
+        (tmp_path / "toy-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+        (tmp_path / "toy-1.0.dist-info" / "entry_points.txt").write_text("[orthoconv.methods]\ntoy = toy_method\n")
+        (tmp_path / "toy_method.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        cli.load_methods.cache_clear()
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield install
+    sys.modules.pop("toy_method", None)
+    CONVS.pop("toy", None)
+    monkeypatch.undo()
+    cli.load_methods.cache_clear()
+
+
+def test_methods_of_other_packages(plugin, call) -> None:
+    plugin("from orthoconv.models.kit import CONVS\nCONVS['toy'] = CONVS['cayley']\nprint('once')")
+    result = call("train", "--help")
+    assert re.search(r"plain,\s+toy\.", result.stdout)
+    assert call("train", "--model.conv", "toy", "--print_config").stdout.count("once") == 0
+    assert result.stdout.count("once") == 1
+
+
+def test_a_method_that_cannot_be_loaded(plugin, call) -> None:
+    plugin("1 / 0")
+    result = call("data", "digits")
+    assert result.returncode == 1
+    assert "the method toy (toy_method) cannot be loaded: ZeroDivisionError" in result.stderr
 
 
 def test_help_and_version(call) -> None:

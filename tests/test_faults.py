@@ -244,7 +244,7 @@ def disk_full(folder: Path, monkeypatch, nth: int, expected: dict[str, Any]) -> 
 
 
 def test_a_disk_that_is_full_for_a_moment(whole, tmp_path, monkeypatch, capsys) -> None:
-    disk_full(tmp_path / "run", monkeypatch, 5, whole.outcome)  # the figures of the first epoch
+    disk_full(tmp_path / "run", monkeypatch, 6, whole.outcome)  # the figures of the first epoch
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,29 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, stop: int) -> None:
     again = weights(run(tmp_path / "b", RECIPE, resume=True))
     assert equal(whole, again)
     assert not equal(whole, weights(run(tmp_path / "c", RECIPE, seed=5))), "the negative control: another seed"
+
+
+def test_a_checkpoint_is_written_before_the_figures_are_yielded(tmp_path) -> None:
+    """A process that dies between the two gets the figures again, and no others twice."""
+    (data, _), path = load("digits"), tmp_path / "c"
+    whole = [{**f, "seconds": 0} for f in fit(network(), data, RECIPE, tmp_path / "whole")]
+    first = next(fit(network(), data, RECIPE, path))
+    assert load_weights(path, None)["done"] == first["step"] == 10
+    again = list(fit(network(seed=5), data, RECIPE, path, resume=True))
+    assert again[0] == first
+    assert [{**f, "seconds": 0} for f in again] == whole
+    assert list(fit(network(), data, RECIPE, path, resume=True)) == again[-1:]
+
+
+def test_the_margin_is_that_of_the_bound(tmp_path) -> None:
+    """By default that of 1; a run of version 0.1.0, which stored a number, can be resumed."""
+    (data, _), step = load("digits"), Recipe(epochs=1, batch_size=1024, augment=False)
+    default, one, half = (
+        next(fit(network(), data, replace(step, lipschitz=bound), tmp_path / str(bound)))["loss"]
+        for bound in (None, 1.0, 0.5)
+    )
+    assert default == one > half
+    list(fit(network(), data, step, tmp_path / "1.0", resume=True))
 
 
 def test_a_run_is_resumed_with_its_own_recipe(tmp_path) -> None:

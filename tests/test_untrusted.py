@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -388,6 +389,60 @@ def test_yaml_that_has_no_end_or_no_measure(offline, tmp_path) -> None:
             command("train", "--config", str(path), *out)
     path.write_text("recipe: {lr: &a 0.25, eps0: *a}")
     command("train", "--config", str(path), *out)
+
+
+EVIL: list[tuple[str, list[str]]] = [  # a configuration file, if any, and arguments
+    ("model: {class_path: evil_mod.X}", []),
+    ("model: {class_path: evil_mod.X, init_args: {width: 1}}", []),
+    ("model: evil_mod.X", []),
+    ("recipe: {class_path: evil_mod.X}", []),
+    ("recipe: evil_mod.X", []),
+    ("model: {conv: {class_path: evil_mod.X}}", []),
+    ("recipe: {lipschitz: {class_path: evil_mod.X, init_args: {}}}", []),
+    ("out: {class_path: evil_mod.X}", []),
+    ("{class_path: evil_mod.X}", []),
+    ("", ["--model", "evil_mod.X"]),
+    ("", ["--model", "{class_path: evil_mod.X}"]),
+    ("", ["--model.class_path", "evil_mod.X"]),
+    ("", ["--model.help", "evil_mod.X"]),
+    ("", ["--recipe", "evil_mod.X"]),
+    ("", ["--recipe", "inner.yaml"]),
+    ("", ["--recipe.lipschitz", "evil_mod.X"]),
+    ("", ["--threads", "evil_mod.X"]),
+]
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch) -> Path:
+    """The current folder has a module that makes a folder when it is imported; returns that folder."""
+    (tmp_path / "evil_mod.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'executed')!r})\nclass X: pass\n")
+    (tmp_path / "inner.yaml").write_text("class_path: evil_mod.X")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "executed"
+
+
+@pytest.mark.parametrize(("text", "args"), EVIL)
+def test_nothing_that_a_configuration_names_is_imported(evil, tmp_path, text: str, args: list[str]) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    config = ["--config", "run.yaml"] if text else []
+    with pytest.raises(Refused):
+        command("train", *config, *args, "--print_config")
+    assert not evil.exists()
+    assert "evil_mod" not in sys.modules
+
+
+def test_nor_in_a_process_of_its_own(evil, tmp_path) -> None:
+    """`python -m` puts the current folder on the path; the control imports the module."""
+    (tmp_path / "run.yaml").write_text(EVIL[0][0])
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    run_module = [sys.executable, "-m", "orthoconv", "train", "--config", "run.yaml"]
+    result = subprocess.run(run_module, capture_output=True, text=True, env=environment)
+    assert result.returncode != 0
+    assert "evil_mod.X" in result.stderr
+    assert not evil.exists()
+    subprocess.run([sys.executable, "-c", "import evil_mod"], check=True)
+    assert evil.exists()
 
 
 @pytest.mark.parametrize("threads", [0, -1, 2**40])

@@ -1,0 +1,147 @@
+"""A run opens itself: its folder says everything that is needed to build, compare and export its network."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from orthoconv import data, models
+from orthoconv.lab import reports
+from orthoconv.lab.cli import main
+from orthoconv.lab.runs import Run
+from orthoconv.train import CheckpointError, save_weights
+
+SMALL = ("--model.width", "0.25", "--recipe.epochs", "1", "--recipe.augment", "false", "--examples", "256")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    main(["train", "--out", str(folder), "--model.lipschitz", "0.5", "--recipe.batch_size", "64", *SMALL])
+    return folder
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def no_data(monkeypatch) -> None:
+    """No data set can be loaded."""
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("a data set was loaded")
+
+    for name in data.DATASETS:
+        monkeypatch.setitem(data.DATASETS, name, refuse)
+
+
+X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def edit(folder: Path, **changes: object) -> None:
+    """Change fields of config.json; None removes one."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None or k not in changes}))
+
+
+def test_a_run_and_its_weights_are_loaded_without_data(trained, no_data) -> None:
+    model = models.load(trained)
+    assert not model.training
+    assert model(X).shape == (3, 10)
+    assert torch.equal(models.load(str(trained / "model.safetensors"))(X), model(X))
+    assert not torch.equal(models.load(trained / "initial.safetensors")(X), model(X)), "the negative control"
+    network = json.loads((trained / "config.json").read_text())["network"]
+    assert (network["in_channels"], network["image_size"], network["classes"]) == (1, [8, 8], 10)
+    assert network["lipschitz"] == 0.5
+    assert len(network["mean"]) == 1
+
+
+def test_the_shipped_file_can_be_loaded_by_its_path() -> None:
+    (name,) = models.PRETRAINED
+    path, x = Path(models.__file__).parent / f"{name}.safetensors", torch.rand(2, 3, 32, 32)
+    assert torch.equal(models.load(path)(x), models.pretrained(name)(x))
+
+
+def test_runs_of_version_0_1_0_are_loaded_with_their_data(trained, copy, no_data, monkeypatch) -> None:
+    edit(copy, network=None)
+    with pytest.raises(AssertionError, match="a data set was loaded"):
+        models.load(copy)
+    monkeypatch.undo()
+    assert torch.equal(models.load(copy)(X), models.load(trained)(X))
+
+
+def test_what_cannot_be_loaded_is_refused_with_its_path(copy, tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path / 'nothing'} does not exist"):
+        models.load(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} is not the folder of a run: it has no config.json"):
+        models.load(tmp_path)
+    for network, reason in (([1], "does not describe a network"), ({"name": "vgg"}, "name must be one of"), (
+        {"name": "kwlarge", "depth": 9}, "unexpected keyword argument 'depth'"), ("x", "does not describe a network"),
+    ):  # fmt: skip
+        edit(copy, network=network)
+        with pytest.raises(ValueError, match=rf"config\.json .*{reason}"):
+            models.load(copy)
+    edit(copy, network={"name": "kwlarge"})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is of another architecture"):
+        models.load(copy)
+    (copy / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        models.load(copy / "model.safetensors")
+    save_weights(tmp_path / "plain.safetensors", torch.nn.Linear(2, 2), {})
+    with pytest.raises(ValueError, match=r"plain\.safetensors has no network that can be built"):
+        models.load(tmp_path / "plain.safetensors")
+
+
+def test_the_margin_of_a_run_is_that_of_its_network(trained) -> None:
+    """`--model.lipschitz 0.5` alone trained with the margin of a network with bound 1."""
+    assert json.loads((trained / "config.json").read_text())["recipe"]["lipschitz"] == 0.5
+
+
+def test_evaluation_report_and_export(copy, monkeypatch, capsys) -> None:
+    """Only the evaluation needs images; a report of two runs of one method tells them apart."""
+    pytest.importorskip("pyautoattack")
+    options = ["--attack_examples", "4", "--apgd_iterations", "2"]
+    main(["evaluate", str(copy), *options])
+    other = Path(shutil.copytree(copy, copy.with_name("other")))
+    edit(other, model={**Run(other).config["model"], "width": 1})
+    figures = json.loads((other / "evaluation.json").read_text())
+    (other / "evaluation.json").write_text(json.dumps({**figures, "clean": 0.123456}))
+    with monkeypatch.context() as patch:
+        for name in data.DATASETS:
+            patch.setitem(data.DATASETS, name, None)
+        main(["report", str(copy), "--compare", f"[{other}]"])
+        main(["export", str(copy), "--format", "pt2"])
+    page = (copy / "report.html").read_text()
+    assert f"<td>cayley, run</td>\n<td>{100 * figures['clean']:.2f} %</td>" in page
+    assert "<td>cayley, other</td>\n<td>12.35 %</td>" in page
+    assert page.index("cayley, run") < page.index("cayley, other")
+    assert (copy / "model.pt2").stat().st_size > 1000
+
+
+def test_labels_of_runs(trained, tmp_path) -> None:
+    runs = [Run(Path(shutil.copytree(trained, tmp_path / name))) for name in ("a/x", "b/x", "c/y")]
+    edit(runs[2].folder, model={**runs[2].config["model"], "conv": "bcop"})
+    assert reports._labels(runs) == [f"cayley, {tmp_path / 'a/x'}", f"cayley, {tmp_path / 'b/x'}", "bcop"]
+
+
+def test_a_run_knows_where_its_data_is(tmp_path, monkeypatch, capsys) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pyautoattack")
+    for part in ("train", "test"):
+        for k, name in enumerate(("cat", "dog")):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for j in range(4):
+                image.new("L", (8, 8), 100 * k + j).save(tmp_path / "images" / part / name / f"{j}.png")
+    monkeypatch.chdir(tmp_path)
+    folder = ["--data", "folder", "--data_dir", "images", "--recipe.batch_size", "4"]
+    main(["train", "--out", "run", *folder, *SMALL])
+    monkeypatch.chdir("/")
+    main(["evaluate", str(tmp_path / "run"), "--attack_examples", "2", "--apgd_iterations", "2"])
+    assert "attacks on 2 of 8 test images" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="elsewhere"):
+        main(["verify", str(tmp_path / "run"), "--data_dir", "/elsewhere"])
