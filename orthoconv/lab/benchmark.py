@@ -5,7 +5,6 @@ __all__ = ["BATCHES", "PANELS", "PAPER", "Benchmark", "columns"]
 import importlib.util
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from orthoconv import models
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.files import write_atomically
 from orthoconv.lab.machine import hardware
+from orthoconv.lab.progress import quiet_bar
 from orthoconv.lab.timing import Figures, compare, pin_threads
 from orthoconv.models.kit import CONVS
 from orthoconv.nn import CayleyLinear, CircularConv2d
@@ -114,7 +113,7 @@ class Benchmark:
         """Measure one case and print its table."""
         name = ", ".join(f"{k} {v}" for k, v in case.items() if k not in {"panel", "title"})
         turns = 2 * (self.rounds + 1) * len(built)
-        with tqdm(total=turns, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
+        with quiet_bar(name, turns) as bar:
             figures = compare(built, x, self.rounds, bar.update)
         self.cases.append({**case, "paper": paper, "figures": {m: vars(f) for m, f in figures.items()}})
         self._write()

@@ -2,25 +2,25 @@
 
 __all__ = ["RATES", "CriticSpec", "estimate_distance"]
 
+import contextlib
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import Tensor
 
 from orthoconv import models
 from orthoconv.data import load
 from orthoconv.files import read_json, write_atomically
 from orthoconv.lab.configs import digest
-from orthoconv.lab.progress import download_bar
+from orthoconv.lab.progress import download_bar, quiet_bar
 from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
-from orthoconv.train import CriticRecipe, TrainingError, WassersteinEstimate, wasserstein_distance
+from orthoconv.train import CriticRecipe, TrainingError, wasserstein_distance
 
 RATES = (0.1, 0.01, 0.001, 0.0001)
 
@@ -67,38 +67,27 @@ def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> di
     about = {k: v for k, v in asdict(spec).items() if k != "rates"}
     path = runs / "critics" / f"{digest(about)}.json"
     done: dict[str, Any] = read_json(path) if path.exists() else {}
-    missing = [rate for rate in spec.rates if str(rate) not in done]
-    (p, q), held_out = _samples(spec, runs, data_dir) if missing else ((None, None), None)
-    for rate in missing:
-        assert p is not None
-        assert q is not None
+    samples = cache(lambda: _samples(spec, runs, data_dir))  # made only if a rate is missing
+    for rate in (rate for rate in spec.rates if str(rate) not in done):
+        (p, q), held_out = samples()
         torch.manual_seed(spec.seed)
         critic = models.build(
             "critic", conv=spec.conv, width=spec.width, kernel_size=spec.kernel_size, classes=1,
             in_channels=p.shape[1], image_size=tuple(p.shape[2:]),
         )  # fmt: skip
         recipe = CriticRecipe(**{**spec.recipe, "lr": rate, "seed": spec.seed})
-        try:
-            done[str(rate)] = _with_bar(critic, p, q, recipe, held_out, f"{spec.conv}, {rate}")._asdict()
-        except TrainingError:  # the rate is too high
-            done[str(rate)] = None
+        with contextlib.suppress(TrainingError), quiet_bar(f"{spec.conv}, {rate}", recipe.steps) as bar:
+            done[str(rate)] = None  # the rate is too high, unless it succeeds
+            figures = wasserstein_distance(critic, p, q, recipe, held_out=held_out, on_step=lambda *_: bar.update())
+            done[str(rate)] = figures._asdict()
         write_atomically(path, json.dumps(done).encode())
     estimates = {rate: done[str(rate)] for rate in spec.rates}
     by_rate = {str(rate): e and e["distance"] for rate, e in estimates.items()}
     best = max(((e["distance"], e["lipschitz"]) for e in estimates.values() if e), default=(-math.inf, math.nan))
     if math.isinf(best[0]):
         raise TrainingError(f"every learning rate of {list(spec.rates)} was too high")
-    figures: dict[str, Any] = {"distance": best[0], "lipschitz": best[1], "by_rate": by_rate}
-    if spec.other == "shift":
-        figures["share"] = 100 * best[0] / spec.shift
-    return figures
-
-
-def _with_bar(
-    critic: nn.Module, p: Tensor, q: Tensor, recipe: CriticRecipe, held_out: tuple[Tensor, Tensor] | None, name: str
-) -> WassersteinEstimate:
-    with tqdm(total=recipe.steps, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
-        return wasserstein_distance(critic, p, q, recipe, held_out=held_out, on_step=lambda step, gain: bar.update())
+    share = {"share": 100 * best[0] / spec.shift} if spec.other == "shift" else {}
+    return {"distance": best[0], "lipschitz": best[1], "by_rate": by_rate, **share}
 
 
 def _samples(

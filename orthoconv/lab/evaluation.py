@@ -3,7 +3,6 @@
 __all__ = ["BrokenCertificateError", "evaluate_model", "table"]
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 from safetensors.torch import save, save_file
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from orthoconv.attacks import L2Ball, apgd, pgd
 from orthoconv.certify import EPS, certify
 from orthoconv.data import Split, batches
 from orthoconv.files import write_atomically
 from orthoconv.lab.machine import hardware
+from orthoconv.lab.progress import quiet_bar
 from orthoconv.lab.runs import Run
 from orthoconv.lipschitz import empirical_lipschitz
 from orthoconv.nn.memory import frozen
@@ -44,15 +43,7 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Certify and attack a model; write the figures and the tensors behind them to the folder of its run.
 
-    Arguments:
-        model: Function of images to logits.
-        test: Test images; all are certified.
-        run: Folder to write to.
-        eps: Norm of the attacks.
-        certified_eps: Norms to report certified accuracy for.
-        attack_examples: Test images to attack, the first ones; 0 for all.
-        apgd_iterations: Iterations of each APGD.
-        seed: Seed of the attacks.
+    The options are those of `orthoconv evaluate`.
 
     Raises:
         BrokenCertificateError: If a certified example was broken; the evidence is in broken.safetensors.
@@ -103,7 +94,7 @@ def _attack(
     """Return which examples keep their class; raise an error if a certified one does not."""
     alive = []
     chunks = list(zip(batches(part, _CHUNK), radius.split(_CHUNK), strict=True))
-    for (x, y), certified in tqdm(chunks, desc=name, unit="batch", leave=False, disable=not sys.stderr.isatty()):
+    for (x, y), certified in quiet_bar(name, chunks):
         adversarial = attack(x, y)
         with torch.no_grad():
             alive.append((model(adversarial).argmax(1) == y) & (model(x).argmax(1) == y))

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,10 @@ def _ranges(model: nn.Sequential, x: Tensor) -> list[dict[str, Any]]:
 def _gallery(evidence: dict[str, Tensor]) -> list[dict[str, Any]]:
     keys = ("images", "adversarial", "labels", "classes", "radius", "distance")
     columns = [evidence[f"gallery_{key}"] for key in keys]
+    shown: list[Callable[[Tensor], Any]] = [_png, _png, int, int, float, float]
     return [
-        {
-            "image": _png(image),
-            "adversarial": _png(adversarial),
-            "label": int(label),
-            "class": int(changed),
-            "radius": float(radius),
-            "distance": float(distance),
-        }
-        for image, adversarial, label, changed, radius, distance in zip(*columns, strict=True)
+        {key: show(value) for key, show, value in zip(keys, shown, values, strict=True)}
+        for values in zip(*columns, strict=True)
     ]
 
 

@@ -6,9 +6,9 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.profiler import ProfilerActivity, profile
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop otherwise
 
@@ -65,13 +65,13 @@ def compare(models: Mapping[str, nn.Module], x: Tensor, rounds: int, tick: Calla
         rounds: Steps of each model that are measured.
         tick: Called after each turn of a model.
     """
-    steps = {name: _train_step(model.train(), x) for name, model in models.items()}
+    steps = {name: partial(_train_step, model.train(), x) for name, model in models.items()}
     peaks = {name: peak_bytes(step) for name, step in steps.items()}
     train = _take_turns(steps, rounds, tick)
     for model in models.values():
         model.eval()
     with parametrize.cached(), torch.inference_mode():
-        evaluate = _take_turns({name: _eval_step(model, x) for name, model in models.items()}, rounds, tick)
+        evaluate = _take_turns({name: partial(model, x) for name, model in models.items()}, rounds, tick)
     return {name: Figures(train[name], evaluate[name], peaks[name]) for name in models}
 
 
@@ -102,7 +102,9 @@ def pin_threads(threads: int | None) -> int:
 
 def _take_turns(steps: Mapping[str, Step], rounds: int, tick: Callable[[], Any]) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    with _no_garbage_collection():
+    gc.collect()
+    gc.disable()
+    try:
         for k in range(rounds + 1):
             for name, step in steps.items():
                 start = time.perf_counter()
@@ -110,31 +112,13 @@ def _take_turns(steps: Mapping[str, Step], rounds: int, tick: Callable[[], Any])
                 if k:  # the first round warms up
                     seconds[name].append(time.perf_counter() - start)
                 tick()
+    finally:
+        gc.enable()
     return seconds
 
 
-def _train_step(model: nn.Module, x: Tensor) -> Step:
-    def step() -> None:
-        y = model(x)
-        y.backward(torch.ones_like(y))
-        model.zero_grad(set_to_none=True)
-        x.grad = None
-
-    return step
-
-
-def _eval_step(model: nn.Module, x: Tensor) -> Step:
-    def step() -> None:
-        model(x)
-
-    return step
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def _train_step(model: nn.Module, x: Tensor) -> None:
+    y = model(x)
+    y.backward(torch.ones_like(y))
+    model.zero_grad(set_to_none=True)
+    x.grad = None

@@ -2,15 +2,14 @@
 
 __all__ = ["GeneratorSpec", "samples_of", "trained_generator"]
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from orthoconv.data.batching import generator
+from orthoconv.lab.progress import quiet_bar
 from orthoconv.train import load_weights, save_weights
 
 
@@ -64,7 +63,7 @@ def trained_generator(spec: GeneratorSpec, images: Tensor, path: Path) -> nn.Seq
         load_weights(path, make)
         return make.eval()
     optimizers = [torch.optim.Adam(net.parameters(), lr=spec.lr, betas=(0.0, 0.9)) for net in (make, critic)]
-    for step in tqdm(range(spec.steps), desc="generator", leave=False, disable=not sys.stderr.isatty()):
+    for step in quiet_bar("generator", range(spec.steps)):
         for k in range(spec.critic_steps):
             source = generator(spec.seed, step, k)
             real = images[torch.randint(len(images), (spec.batch_size,), generator=source)]

@@ -7,18 +7,6 @@ from orthoconv.train.schedule import piecewise_triangular
 from orthoconv.train.wasserstein import CriticRecipe, WassersteinEstimate, wasserstein_distance
 from orthoconv.weights import CheckpointError, load_weights, save_weights
 
-__all__ = [
-    "CheckpointError",
-    "CriticRecipe",
-    "Recipe",
-    "TrainingError",
-    "WassersteinEstimate",
-    "fit",
-    "hinge_loss",
-    "load_checkpoint",
-    "load_weights",
-    "piecewise_triangular",
-    "save_checkpoint",
-    "save_weights",
-    "wasserstein_distance",
-]
+__all__ = ["CheckpointError", "CriticRecipe", "Recipe", "TrainingError", "WassersteinEstimate", "fit", "hinge_loss"]
+__all__ += ["load_checkpoint", "load_weights", "piecewise_triangular", "save_checkpoint", "save_weights"]
+__all__ += ["wasserstein_distance"]

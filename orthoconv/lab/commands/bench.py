@@ -20,7 +20,6 @@ def networks(
     batch: int | None = None,
     threads: int | None = None,
     keep_memory: bool = False,
-    wide: bool = False,
     out: Path = Path("runs/bench"),
 ) -> None:
     """Time networks with each method's layers: the paper's two runtime tables.
@@ -33,10 +32,8 @@ def networks(
         batch: Images in a batch; by default 256, 128 and 32 for the three networks.
         threads: Threads to use.
         keep_memory: Whether the allocator keeps freed memory, as in `orthoconv train`.
-        wide: Time kwlarge with widths 6 and 8, too.
         out: Folder of the JSON file and the picture.
     """
-    widths = [*widths, *([6, 8] if wide else [])]
     cases = [(name, width) for name in names for width in (widths if name == "kwlarge" else [1])]
     if unknown := [name for name in names if name not in models.NETWORKS]:
         raise ValueError(f"names must be among {', '.join(models.NETWORKS)}, got {', '.join(unknown)}")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from orthoconv.lab.paper.experiment import Case, Experiment, load_experiment, names
-from orthoconv.lab.paper.pages import table_text, write_pages
+from orthoconv.lab.paper.pages import write_pages
 from orthoconv.lab.paper.records import append_record, read_records
 from orthoconv.lab.paper.runners import Context
-from orthoconv.lab.paper.tables import records_of
+from orthoconv.lab.paper.tables import make_table, markdown, records_of
 
 
 def reproduce(
@@ -46,7 +46,7 @@ def reproduce(
                 if (only is None or case.series in only) and (seeds is None or case.seed in seeds):
                     _complete(experiment, budget, case, folder, Context(runs, data_dir, case.evaluation))
         print(f"\n{experiment.title} ({experiment.place}), {budget}: {experiment.note(budget)}\n")
-        print(table_text(experiment, budget, read_records(folder)))
+        print(markdown(make_table(experiment, budget, read_records(folder))))
         print(f"\n{folder / one}.jsonl, .md\n{write_pages(experiment, folder, smoke=budget == 'smoke')}", flush=True)
 
 

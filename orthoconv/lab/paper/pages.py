@@ -1,6 +1,6 @@
 """The pages of an experiment: its tables and pictures, and the runs behind them."""
 
-__all__ = ["table_text", "write_pages"]
+__all__ = ["write_pages"]
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,6 @@ from orthoconv.lab.pages import render
 from orthoconv.lab.paper.experiment import BUDGETS, Experiment
 from orthoconv.lab.paper.records import Record, read_records
 from orthoconv.lab.paper.tables import Table, make_table, markdown, records_of
-
-
-def table_text(experiment: Experiment, budget: str, records: list[Record]) -> str:
-    """Return the table of one budget as text."""
-    return markdown(make_table(experiment, budget, records))
 
 
 def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) -> Path:

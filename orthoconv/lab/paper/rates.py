@@ -2,20 +2,18 @@
 
 __all__ = ["best_rates", "split", "try_rate"]
 
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from orthoconv import models
 from orthoconv.certify import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.lab.configs import Training
 from orthoconv.lab.paper.records import Record
-from orthoconv.lab.progress import download_bar
+from orthoconv.lab.progress import download_bar, quiet_bar
 from orthoconv.models.trained import build_arguments
 from orthoconv.train import TrainingError, fit
 
@@ -55,10 +53,7 @@ def try_rate(config: Training, training: Split, held_out: Split, name: str) -> d
     torch.manual_seed(recipe.seed)
     network = models.build(**build_arguments(asdict(config.model), training))
     steps = recipe.epochs * (len(training.labels) // recipe.batch_size)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tqdm(total=steps, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar,
-    ):
+    with tempfile.TemporaryDirectory() as folder, quiet_bar(name, steps) as bar:
         try:
             *_, last = fit(network, training, recipe, Path(folder) / "checkpoint", on_step=lambda _: bar.update())
         except TrainingError:  # the rate is too high, which is an answer
