@@ -464,7 +464,7 @@ def test_weights_are_not_a_checkpoint(tmp_path) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     save_weights(path, model, {"done": 1})
     split = (torch.rand(8, 4), torch.zeros(8, dtype=torch.long))
-    with pytest.raises(CheckpointError, match=f"{path} has weights, but not all that a run goes on from: 'groups'"):
+    with pytest.raises(CheckpointError, match=f"{path} has weights, but not all that a run needs .*: 'groups'"):
         list(fit(model, Split(*split), Recipe(batch_size=4, augment=False), path, resume=True))
     save_checkpoint(path, model, optimizer, {"done": "some"})
     with pytest.raises(CheckpointError, match=f"{path} does not say how far its run had come: done='some'"):

@@ -74,12 +74,13 @@ def test_train_evaluate_and_report() -> None:
 
 @pytest.mark.slow
 def test_pip_install(tmp_path: Path) -> None:
-    """In a new virtual environment, the library alone: it imports, and the command says what it misses."""
+    """In a new virtual environment, the library alone: it computes, and the command says what it misses."""
     venv.create(tmp_path, with_pip=True)
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
     result = run("pip install --constraint constraints.txt .", PATH=path)
     assert result.returncode == 0, result.stderr
-    code = "import orthoconv, torch; print(orthoconv.nn.CayleyConv2d(3, 4, 3)(torch.ones(3, 4, 4)).shape)"
+    code = "import orthoconv, torch; orthoconv.models.pretrained('kwlarge_cayley_cifar10'); "
+    code += "print(orthoconv.nn.CayleyConv2d(3, 4, 3)(torch.ones(3, 4, 4)).shape)"
     result = subprocess.run([tmp_path / "bin" / "python", "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.stdout.strip() == "torch.Size([4, 4, 4])", result.stderr
     result = subprocess.run([tmp_path / "bin" / "orthoconv"], cwd=tmp_path, capture_output=True, text=True)

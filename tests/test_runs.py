@@ -1,7 +1,10 @@
 """A run opens itself: its folder says everything that is needed to build, compare and export its network."""
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,23 @@ def test_the_shipped_file_can_be_loaded_by_its_path() -> None:
     (name,) = models.PRETRAINED
     path, x = Path(models.__file__).parent / f"{name}.safetensors", torch.rand(2, 3, 32, 32)
     assert torch.equal(models.load(path)(x), models.pretrained(name)(x))
+
+
+def test_the_shipped_file_needs_nothing_of_the_lab() -> None:
+    """What a base install lacks is blocked; what it has is in pyproject.toml."""
+    code = """
+import sys
+for name in ("jinja2", "jsonargparse", "matplotlib", "PIL", "yaml", "tqdm"):
+    sys.modules[name] = None
+import orthoconv
+orthoconv.models.pretrained("kwlarge_cayley_cifar10")
+print(*sorted({m.partition(".")[0] for m in sys.modules} & {"numpy", "safetensors"}))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "numpy safetensors\n", result.stderr
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    base = re.search(r"^dependencies = (.*)$", text, flags=re.M).group(1)
+    assert re.findall(r'"(\w+)>=', base) == ["numpy", "safetensors", "torch"]
 
 
 def test_runs_of_version_0_1_0_are_loaded_with_their_data(trained, copy, no_data, monkeypatch) -> None:

@@ -21,7 +21,7 @@ COLOURS = {"cayley": "#1f5fbf", "plain": "#c8553d"}
 def plot_demo(
     path: Path, before: dict[str, Tensor], after: dict[str, Tensor], ratios: dict[str, Tensor], images: list[Tensor]
 ) -> Path:
-    """Singular values before and after training, norm ratios, and an image with its convolution and inverse."""
+    """Draw singular values before and after training, norm ratios, and an image with its convolution and inverse."""
     figure = Figure(figsize=(12, 7.6), layout="constrained")
     grid = figure.add_gridspec(2, 12, height_ratios=[1, 1.25])
 
@@ -53,7 +53,7 @@ def plot_demo(
 
 
 def training_curves(metrics: list[dict[str, Any]]) -> str:
-    """Loss, and accuracy on training and test images, by epoch: an SVG."""
+    """Return an SVG of the loss and of the accuracy on training and test images, by epoch."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     epochs = [m["epoch"] for m in metrics]
@@ -61,9 +61,8 @@ def training_curves(metrics: list[dict[str, Any]]) -> str:
     loss.set(title="training loss", xlabel="epoch")
     accuracy.plot(epochs, [100 * m["accuracy"] for m in metrics], color="0.6", label="training")
     accuracy.plot(epochs, [100 * m["test_accuracy"] for m in metrics], color=COLOURS["cayley"], label="test")
-    for name, style in zip(
-        metrics[0]["certified"] if metrics else [], cycle(("--", ":", "-.", (0, (1, 4)))), strict=False
-    ):
+    radii = metrics[0]["certified"] if metrics else []
+    for name, style in zip(radii, cycle(("--", ":", "-.", (0, (1, 4)))), strict=False):
         values = [100 * m["certified"][name] for m in metrics]
         accuracy.plot(epochs, values, color=COLOURS["plain"], ls=style, label=f"certified {name}")
     accuracy.set(title="accuracy, %", xlabel="epoch", ylim=(0, 100))
@@ -72,7 +71,7 @@ def training_curves(metrics: list[dict[str, Any]]) -> str:
 
 
 def certified_curves(radii: dict[str, Tensor], attacked: dict[str, dict[str, float]]) -> str:
-    """Fraction of images with a certified radius above eps, and what an attack leaves, against eps: an SVG."""
+    """Return an SVG of certified accuracy, and of accuracy under attack, against eps."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axis = figure.subplots()
     right = max([0.3, *(float(e) for curve in attacked.values() for e in curve)])
@@ -89,7 +88,7 @@ def certified_curves(radii: dict[str, Tensor], attacked: dict[str, dict[str, flo
 
 
 def bench_networks(path: Path, cases: list[dict[str, Any]]) -> Path:
-    """Time of a training step relative to the plain network, bars by method, with the paper's where it has one."""
+    """Draw the time of a training step relative to the plain network, a bar for each method, with the paper's times."""
     figure = Figure(figsize=(11, 1.2 + 2.6 * len(cases)), layout="constrained")
     for axis, case in zip(figure.subplots(len(cases), 1, squeeze=False)[:, 0], cases, strict=True):
         ratios = _ratios(case)
@@ -112,7 +111,7 @@ def bench_networks(path: Path, cases: list[dict[str, Any]]) -> Path:
 
 
 def bench_layers(path: Path, cases: list[dict[str, Any]]) -> Path:
-    """Milliseconds of a training step of one layer, a panel for each quantity that varies."""
+    """Draw milliseconds of a training step of one layer, a panel for each quantity that varies."""
     panels = list(dict.fromkeys(case["panel"] for case in cases))
     figure = Figure(figsize=(13, 1 + 3.4 * -(-len(panels) // 3)), layout="constrained")
     axes = figure.subplots(-(-len(panels) // 3), 3, squeeze=False).flatten()
@@ -138,7 +137,7 @@ def bench_layers(path: Path, cases: list[dict[str, Any]]) -> Path:
 
 
 def experiment(about: "Experiment", table: "Table") -> str:
-    """A panel for each figure: over the sweep, if there is one, else dots by column, with the paper's: an SVG."""
+    """Return an SVG with a panel for each figure: lines over the sweep, if there is one, or else dots by column."""
     rows = about.rows
     figure = Figure(figsize=(11, 0.4 + 2.3 * -(-len(rows) // 2)), layout="constrained")
     axes = figure.subplots(-(-len(rows) // 2), 2, squeeze=False).flatten()
@@ -153,10 +152,10 @@ def experiment(about: "Experiment", table: "Table") -> str:
     return _svg(figure)
 
 
-def ratios(found: dict[str, dict[str, list[float]]]) -> str:
-    """Histograms of |Conv(x)| / |x|, before and after learning, a panel for each layer: an SVG."""
+def ratios(layers: dict[str, dict[str, list[float]]]) -> str:
+    """Return an SVG with histograms of |Conv(x)| / |x| before and after training, a panel for each layer."""
     figure = Figure(figsize=(11, 2.4), layout="constrained")
-    for axis, (name, values) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+    for axis, (name, values) in zip(figure.subplots(1, len(layers), squeeze=False)[0], layers.items(), strict=True):
         low, high = (f(v for some in values.values() for v in some) for f in (min, max))
         bins = [low + (high - low) * k / 20 for k in range(21)] if high > low else 1
         for (when, some), colour in zip(values.items(), COLOURS.values(), strict=False):
@@ -172,7 +171,7 @@ def ratios(found: dict[str, dict[str, list[float]]]) -> str:
 
 
 def _dots(axis: Any, cells: "list[Cell]", names: list[str]) -> None:
-    """Ours as dots with deviations, the paper's as strokes; what is missing has no dot."""
+    """Draw our figures as dots with deviations, the paper's as strokes."""
     for k, cell in enumerate(cells):
         if cell.ours:
             spread = statistics.stdev(cell.ours) if len(cell.ours) > 1 else 0
@@ -185,12 +184,12 @@ def _dots(axis: Any, cells: "list[Cell]", names: list[str]) -> None:
 
 
 def _lines(axis: Any, table: "Table", key: str, name: str) -> None:
-    """Ours as lines over the sweep, the paper's as crosses of the same colour."""
+    """Draw our figures as lines over the sweep, the paper's as crosses of the same colour."""
     points = [(float(row.key.split(" ", 1)[0]), row.key) for row in table.rows if row.key.split(" ", 1)[1] == key]
     for k, column in enumerate(table.columns):
         for values, style in (("ours", "-o"), ("paper", "x")):
-            found = [(x, getattr(table.cells[row, column], values)) for x, row in points]
-            known = [(x, v[0] if values == "paper" else statistics.fmean(v)) for x, v in found if v]
+            cells = [(x, getattr(table.cells[row, column], values)) for x, row in points]
+            known = [(x, v[0] if values == "paper" else statistics.fmean(v)) for x, v in cells if v]
             if known:
                 label = column if values == "ours" else None
                 axis.plot(*zip(*known, strict=True), style, ms=4, color=f"C{k}", label=label)

@@ -91,11 +91,12 @@ def _postfix(figures: dict[str, Any], rate: float | None, batch_size: int) -> di
 def _test_figures(network: nn.Module, test: Split, world: World) -> dict[str, Any]:
     """Return clean and certified accuracy on the whole test set; each process computes its share."""
     share = Split(test.images[world.rank :: world.size], test.labels[world.rank :: world.size])
-    found = certify(network, batches(share, 500), rounding=False)
-    counts = [found.correct.sum(), *((found.radius > eps).sum() for eps in found.eps), torch.tensor(len(share.labels))]
+    certificates = certify(network, batches(share, 500), rounding=False)
+    certified = [(certificates.radius > eps).sum() for eps in certificates.eps]
+    counts = [certificates.correct.sum(), *certified, torch.tensor(len(share.labels))]
     *right, n = total(torch.stack([c.double().cpu() for c in counts]), world).tolist()
-    certified = {f"{eps * 255:.0f}/255": k / n for eps, k in zip(found.eps, right[1:], strict=True)}
-    return {"test_accuracy": right[0] / n, "certified": certified, "lipschitz_bound": found.lipschitz}
+    shares = {f"{eps * 255:.0f}/255": k / n for eps, k in zip(certificates.eps, right[1:], strict=True)}
+    return {"test_accuracy": right[0] / n, "certified": shares, "lipschitz_bound": certificates.lipschitz}
 
 
 def _line(record: dict[str, Any]) -> str:

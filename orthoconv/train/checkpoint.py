@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run goes on from, in one file."""
+"""Checkpoints: everything that a run needs to continue, in one file."""
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -22,19 +22,19 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put the model, the optimizer and the random state back, and return `state`."""
+    """Restore the model, the optimizer and the random state, and return `state`."""
     tensors, header = read(path)
     load_into(path, model, tensors)
     try:
         _restore(optimizer, tensors, header)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} has weights, but not all that a run goes on from: {error}") from error
+        raise CheckpointError(f"{path} has weights, but not all that a run needs to continue: {error}") from error
     state: dict[str, Any] = header["state"]
     return state
 
 
 def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Put the optimizer and the random state back."""
+    """Restore the optimizer and the random state."""
     saved = optimizer.state_dict()
     shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
     states: dict[int, dict[str, Tensor]] = {}
@@ -57,8 +57,8 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], heade
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether both are numbers, or truth values, or None, or lists of as many that are alike."""
+    """Return whether both are numbers, or truth values, or None, or lists whose entries are alike."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_alike, a, b))
-    kinds = [float if isinstance(v, int) and not isinstance(v, bool) else type(v) for v in (a, b)]
-    return kinds[0] is kinds[1]
+    types = [float if isinstance(v, int) and not isinstance(v, bool) else type(v) for v in (a, b)]
+    return types[0] is types[1]

@@ -1,4 +1,4 @@
-"""One process or many, as torchrun starts them."""
+"""One process, or several that torchrun started."""
 
 __all__ = ["World", "finish", "start", "total"]
 
@@ -10,14 +10,14 @@ from torch import Tensor, distributed
 
 
 class World(NamedTuple):
-    """The number of this process and of all of them."""
+    """The number of this process, and how many there are."""
 
     rank: int
     size: int
 
 
 def start() -> World:
-    """Join the processes that torchrun started, if it did: gloo on a CPU, nccl on GPUs."""
+    """Join the other processes if torchrun started several: by gloo on a CPU, by nccl on GPUs."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World(0, 1)
     if not distributed.is_initialized():
@@ -32,7 +32,7 @@ def finish(world: World) -> None:
 
 
 def total(values: Tensor, world: World) -> Tensor:
-    """Sum of `values` over all processes."""
+    """Return the sum of `values` over all processes."""
     if world.size > 1:
         distributed.all_reduce(values)
     return values

@@ -6,9 +6,10 @@ from torch import Tensor
 
 
 def hinge_loss(logits: Tensor, labels: Tensor, margin: float) -> Tensor:
-    r"""Multi-class hinge loss, :math:`\frac1c \sum_{i \ne t} \max(0, m - y_t + y_i)`, mean of the batch.
+    r"""Return the multi-class hinge loss, :math:`\frac1c \sum_{i \ne t} \max(0, m - y_t + y_i)`, mean of the batch.
 
-    A true class that leads by m = sqrt(2) L eps is certified for eps (Section 5.1). The released code has m = L eps.
+    If the true class leads by m = sqrt(2) L eps, the image is certified for eps (Section 5.1). The released code has
+    m = L eps.
 
     >>> import torch
     >>> hinge_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), margin=0.5)

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 
 def piecewise_triangular(t: float, highest: float) -> float:
-    """Learning rate after the fraction `t` of a run: 0, up to `highest` at 2/5, to a 20th of it at 4/5, and to 0.
+    """Return the learning rate after the fraction `t` of a run.
+
+    It rises linearly to `highest` in the first 40 % of the steps, falls to `highest` / 20 at 80 %, then to 0.
 
     >>> [round(piecewise_triangular(t, 1.0), 3) for t in (0.0, 0.2, 0.4, 0.8, 1.0)]
     [0.0, 0.5, 1.0, 0.05, 0.0]

@@ -1,4 +1,4 @@
-"""Wasserstein distance by its dual: how far a 1-Lipschitz function drives the means apart (Appendix D.2)."""
+"""The Wasserstein distance by its dual: a 1-Lipschitz critic separates the means of two samples (Appendix D.2)."""
 
 __all__ = ["CriticRecipe", "WassersteinEstimate", "wasserstein_distance"]
 
@@ -19,7 +19,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True)
 class CriticRecipe:
-    """How to train a critic: RMSprop, with a learning rate that decays exponentially.
+    """How to train a critic: by RMSprop, with a learning rate that decays exponentially.
 
     Attributes:
         steps: Steps, each on a batch of both samples.
@@ -45,7 +45,7 @@ class CriticRecipe:
 
 
 class WassersteinEstimate(NamedTuple):
-    """A lower bound of the distance between two samples, and the Lipschitz bound of the critic it counts with."""
+    """A lower bound on the distance between two samples, and the Lipschitz bound of the critic."""
 
     distance: float
     lipschitz: float
@@ -60,19 +60,19 @@ def wasserstein_distance(
     held_out: tuple[Tensor, Tensor] | None = None,
     on_step: Callable[[int, float], object] | None = None,
 ) -> WassersteinEstimate:
-    r"""Lower bound of the 1-Wasserstein distance between the samples `p` and `q`, by training `critic` in place.
+    r"""Train `critic` in place, and return a lower bound on the 1-Wasserstein distance between the samples `p` and `q`.
 
     .. math:: W_1(P, Q) = \sup_{\mathrm{Lip}(f) \le 1} E f(P) - E f(Q)
 
-    The difference is taken over the whole of both samples, and divided by the Lipschitz bound of the critic, found from
-    its layers as they are: whatever the critic and however it was trained, it is not above the distance of the samples.
+    The bound is the difference of the critic's means over both samples, divided by its Lipschitz bound. It holds for
+    any critic, however it was trained.
 
     Arguments:
-        critic: Function of images to one number each, that `lipschitz_bound` can bound.
+        critic: Function of images to one number each, which `lipschitz_bound` can bound.
         p: Sample (n, c, h, w).
         q: Sample (m, c, h, w).
         recipe: How to train the critic.
-        held_out: Two other samples of the same distributions, to report the distance of; by default p and q.
+        held_out: Two other samples of the same distributions, whose distance is reported; by default p and q.
         on_step: Called after each step with its number and the difference of the batch.
     """
     if p.shape[1:] != q.shape[1:]:
@@ -104,5 +104,5 @@ def wasserstein_distance(
 
 @torch.no_grad()
 def _mean(f: nn.Module, x: Tensor) -> float:
-    """Mean of f over all of x, in float64."""
+    """Return the mean of f over all of x, in float64."""
     return sum(float(f(part).double().sum()) for part in x.split(_CHUNK)) / len(x)

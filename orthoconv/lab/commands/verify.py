@@ -41,13 +41,13 @@ def verify(
             layers promise one.
     """
     network, test, claimed = _open(model, data_dir)
-    found = verify_model(network, test.first(images).images, claimed if lipschitz is None else lipschitz)
-    print(_table(found))
+    result = verify_model(network, test.first(images).images, claimed if lipschitz is None else lipschitz)
+    print(_table(result))
     broken = _examine(network, test.first(attack)) if attack else 0
-    faults = found.faults + [f"{broken} certified images changed their class within their radius"] * bool(broken)
+    faults = result.faults + [f"{broken} certified images changed their class within their radius"] * bool(broken)
     if faults:
         raise VerificationError(f"{model}: not verified:\n  " + "\n  ".join(faults))
-    print(f"{model}: verified, {len(found.layers)} layers, Lipschitz bound {found.lipschitz:.7f}")
+    print(f"{model}: verified, {len(result.layers)} layers, Lipschitz bound {result.lipschitz:.7f}")
 
 
 def _open(model: str, data_dir: Path | None) -> tuple[nn.Module, Split, float | None]:
@@ -73,30 +73,30 @@ def claimed_bound(arguments: dict[str, Any]) -> float | None:
     return float(arguments.get("lipschitz") or 1) / float(min(arguments.get("std") or [1]))
 
 
-def _table(found: Verification) -> str:
-    width = max([5, *(len(layer.name) for layer in found.layers)])
+def _table(result: Verification) -> str:
+    width = max([5, *(len(layer.name) for layer in result.layers)])
     lines = [f"{'layer':{width}}  {'kind':22}{'input':>16}{'largest':>14}{'smallest':>14}{'forward':>10}"]
-    for layer in found.layers:
+    for layer in result.layers:
         smallest = "" if layer.smallest is None else f"{layer.smallest:.9f}"
         lines.append(
             f"{layer.name:{width}}  {layer.kind:22}{'x'.join(map(str, layer.shape)):>16}{layer.largest:14.9f}"
             f"{smallest:>14}{layer.difference:10.1e}"
         )
-    claimed = "" if found.claimed is None else f", claimed {found.claimed:.9g}"
-    lines.append(f"Lipschitz bound {found.lipschitz:.9f}{claimed}")
-    lines.append(f"largest ratio of distances that ascent found: {found.empirical:.6f}")
-    lines.append(f"rounding of the logits: {found.slack:.2g} measured, {found.worst:.2g} at most")
+    claimed = "" if result.claimed is None else f", claimed {result.claimed:.9g}"
+    lines.append(f"Lipschitz bound {result.lipschitz:.9f}{claimed}")
+    lines.append(f"largest ratio of distances that ascent found: {result.empirical:.6f}")
+    lines.append(f"rounding of the logits: {result.slack:.2g} measured, {result.worst:.2g} at most")
     return "\n".join(lines)
 
 
 def _examine(network: nn.Module, part: Split) -> int:
     """Attack each certified image within its radius; return how many change their class."""
-    found = certify(network, batches(part, _CHUNK))
+    certificates = certify(network, batches(part, _CHUNK))
     network.requires_grad_(False)
-    broken, points = 0, int((found.radius > 0).sum())
+    broken, points = 0, int((certificates.radius > 0).sum())
     with frozen(network):
         for k, (x, y) in enumerate(tqdm(list(batches(part, _CHUNK)), desc="cross-examination", unit="batch")):
-            radius = found.radius[k * _CHUNK :][: len(x)]
+            radius = certificates.radius[k * _CHUNK :][: len(x)]
             broken += int(cross_examine(network, x, y, radius, seed=k).sum())
     print(f"cross-examination: {points} certified images attacked at 0.999 of their radius, {broken} broken")
     return broken

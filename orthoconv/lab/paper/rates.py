@@ -58,5 +58,6 @@ def try_rate(config: Training, training: Split, held_out: Split, name: str) -> d
             *_, last = fit(network, training, recipe, Path(folder) / "checkpoint", on_step=lambda _: bar.update())
         except TrainingError:  # the rate is too high, which is an answer
             return {"accuracy": 0.0}
-    found = certify(network, batches(held_out, 500), rounding=False)
-    return {"accuracy": found.clean_accuracy, "certified": found.certified_accuracy[36 / 255], "loss": last["loss"]}
+    certificates = certify(network, batches(held_out, 500), rounding=False)
+    certified = certificates.certified_accuracy[36 / 255]
+    return {"accuracy": certificates.clean_accuracy, "certified": certified, "loss": last["loss"]}
