@@ -15,10 +15,10 @@ def train_and_export(path: Path, epochs: int) -> np.ndarray:
     """What is done once: train, export, and put into the file what certificates need."""
     import onnx
     import torch
+    from orthoconv.lab.exporting import write_onnx
 
     from orthoconv import export, lipschitz_bound, models, rounding_bound
     from orthoconv.data import load
-    from orthoconv.lab.exporting import write_onnx
     from orthoconv.train import Recipe, fit
 
     torch.manual_seed(0)

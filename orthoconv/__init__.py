@@ -1,23 +1,37 @@
 """Orthogonal convolutions for PyTorch, with robustness certificates that can be trusted."""
 
-from orthoconv import fourier, linalg, models, nn, testing
-from orthoconv.certify import certified_radius, certify
-from orthoconv.convert import ConversionError, convert
-from orthoconv.export import export
+from orthoconv import attacks, certificates, data, fourier, linalg, models, nn, testing, train
+from orthoconv.attacks import empirical_lipschitz
+from orthoconv.certificates import (
+    Certificates,
+    Verification,
+    certified_radius,
+    certify,
+    in_double,
+    lipschitz_bound,
+    register_rule,
+    rounding_bound,
+    verify,
+)
+from orthoconv.conversion import ConversionError, convert
+from orthoconv.exporting import export, to_onnx
 from orthoconv.linalg import cayley
-from orthoconv.lipschitz import empirical_lipschitz, lipschitz_bound, register_lipschitz_rule
-from orthoconv.nn.memory import frozen
-from orthoconv.rounding import in_double, rounding_bound
-from orthoconv.verify import verify
+from orthoconv.nn import register_method
+from orthoconv.nn.reparametrized import frozen
 
 __version__ = "0.1.0"
 __all__ = [
+    "Certificates",
     "ConversionError",
+    "Verification",
     "__version__",
+    "attacks",
     "cayley",
+    "certificates",
     "certified_radius",
     "certify",
     "convert",
+    "data",
     "empirical_lipschitz",
     "export",
     "fourier",
@@ -27,8 +41,11 @@ __all__ = [
     "lipschitz_bound",
     "models",
     "nn",
-    "register_lipschitz_rule",
+    "register_method",
+    "register_rule",
     "rounding_bound",
     "testing",
+    "to_onnx",
+    "train",
     "verify",
 ]

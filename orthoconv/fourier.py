@@ -16,6 +16,7 @@ __all__ = [
     "logabsdet",
     "nearest_kernel",
     "offsets",
+    "padding",
     "singular_values",
     "spectral_conv2d",
     "spectral_singular_values",
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orthoconv import elimination
 from orthoconv.planes import FastPlane, convolve
 
 Size = Sequence[int]
@@ -137,7 +139,7 @@ def inverse_conv2d(y: Tensor, weight: Tensor, *, dilation: int | Size = 1, group
     """
     D = spectrum(weight, y.shape[-2:], dilation=dilation, groups=groups)
     _require_square(D, "inverse_conv2d")
-    return spectral_conv2d(y, torch.linalg.inv(D))
+    return spectral_conv2d(y, elimination.inverse(D))
 
 
 def singular_values(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: int = 1) -> Tensor:
@@ -166,13 +168,20 @@ def logabsdet(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: i
     """
     D = spectrum(weight, size, dilation=dilation, groups=groups)
     _require_square(D, "logabsdet")
-    values = torch.linalg.slogdet(D).logabsdet.transpose(0, 1)  # (f, g)
+    values = elimination.logabsdet(D).transpose(0, 1)  # (f, g)
     return _whole_plane(values, size).sum()
 
 
 def offsets(k: int, dilation: int) -> Tensor:
     """Pixels that the `k` taps of a kernel read, relative to the centre."""
     return dilation * torch.arange(k) - dilation * (k - 1) // 2
+
+
+def padding(k: Size, dilation: Size) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns that a kernel with `k` taps reads before a pixel, and after it."""
+    spans = dilation[0] * (k[0] - 1), dilation[1] * (k[1] - 1)
+    before = spans[0] // 2, spans[1] // 2
+    return before, (spans[0] - before[0], spans[1] - before[1])
 
 
 def _whole_plane(values: Tensor, size: Size) -> Tensor:

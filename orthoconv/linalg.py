@@ -5,19 +5,22 @@ __all__ = [
     "bjorck",
     "cayley",
     "cayley_linear",
+    "frobenius_norm",
     "norm_bound",
     "orthogonalizer",
     "row_norms",
-    "weight_scale",
+    "spectral_norm",
+    "weight_norm",
 ]
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from orthoconv.tracing import in_full_precision, is_eager, pull_back
+from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.elimination import inverse
+from orthoconv.tracing import is_eager
 
 Orthogonalizer = Callable[[Tensor], Tensor]
 
@@ -59,7 +62,7 @@ def cayley(W: Tensor) -> Tensor:
     U, V = W[..., :n, :], W[..., n:, :]
     I = torch.eye(n, dtype=W.dtype, device=W.device)  # noqa: E741
     A = U - U.mH if m == n else U - U.mH + V.mH @ V  # inductor cannot compile an empty complex V
-    R = 2 * torch.linalg.inv(I + A)
+    R = 2 * inverse(I + A)
     return R - I if m == n else torch.cat((R - I, -V @ R), dim=-2)
 
 
@@ -83,56 +86,66 @@ def cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> Tensor:
     >>> torch.dist(cayley_linear(x, V, V.norm()), x @ cayley(V).mT).item() < 1e-13
     True
     """
-    y: Tensor = _CayleyLinear.apply(x, V, g)
-    return y
+    return with_gradient((x, V, g), _cayley_linear_formed, _cayley_linear, _cayley_linear_gradients)
 
 
-class _CayleyLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, V: Tensor, g: Tensor) -> Tensor:
-        m, s = len(V), weight_scale(V, g)
-        xU, (U, rest) = x[:, :m], (V[:, :m], V[:, m:])
-        M = s * (U - U.mT) + torch.eye(m, dtype=V.dtype, device=V.device)
-        T = xU
-        if rest.numel():
-            M = M + s**2 * _gram(rest)
-            T = xU - s * (x[:, m:] @ rest.mT)
-        factors = torch.linalg.lu_factor(M.mul_(0.5))
-        z: Tensor = torch.linalg.lu_solve(*factors, T.mT).mT
-        ctx.save_for_backward(x, V, g, z, *factors)
-        return z - xU
+def _cayley_linear_formed(x: Tensor, V: Tensor, g: Tensor) -> Tensor:
+    return x @ cayley(V * weight_scale(V, g)).mT
 
-    @staticmethod
-    @in_full_precision
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, V, g, z, *factors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            y = x @ cayley(V * weight_scale(V, g)).mT
-            return pull_back(y, (x, V, g), ctx.needs_input_grad, grad)
-        m, s = len(V), weight_scale(V, g)
-        rest = V[:, m:]
-        v = torch.linalg.lu_solve(*factors, grad.mT, adjoint=True).mT
-        gx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        torch.sub(v, grad, out=gx[:, :m])
-        torch.mm(v, rest, out=gx[:, m:]).mul_(-s)
-        vz, gW = v.mT @ z, torch.empty_like(V, memory_format=torch.contiguous_format)
-        torch.sub(vz.mT, vz, out=gW[:, :m]).mul_(0.5)
-        if 2 * len(x) < m:  # the gradient of M has low rank
-            right = torch.cat((torch.addmm(x[:, m:], z, rest.mul(0.5 * s)), gx[:, m:].mul(-0.5)))
-            torch.mm(-torch.cat((v, z)).mT, right, out=gW[:, m:])
-        elif rest.numel():
-            torch.mm(v.mT, x[:, m:], out=gW[:, m:])
-            gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest, beta=-1, alpha=-1)
-        return gx, *weight_norm_gradients(gW, V, g)
+
+def _cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    m, s = len(V), weight_scale(V, g)
+    xU, (U, rest) = x[:, :m], (V[:, :m], V[:, m:])
+    M = s * (U - U.mT) + torch.eye(m, dtype=V.dtype, device=V.device)
+    T = xU
+    if rest.numel():
+        M = M + s**2 * _gram(rest)
+        T = xU - s * (x[:, m:] @ rest.mT)
+    factors = torch.linalg.lu_factor(M.mul_(0.5))
+    z: Tensor = torch.linalg.lu_solve(*factors, T.mT).mT
+    return z - xU, (z, *factors)
+
+
+def _cayley_linear_gradients(
+    grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]
+) -> Tensors:
+    (x, V, g), (z, *factors) = inputs, kept
+    m, s = len(V), weight_scale(V, g)
+    rest = V[:, m:]
+    v = torch.linalg.lu_solve(*factors, grad.mT, adjoint=True).mT
+    gx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    torch.sub(v, grad, out=gx[:, :m])
+    torch.mm(v, rest, out=gx[:, m:]).mul_(-s)
+    vz, gW = v.mT @ z, torch.empty_like(V, memory_format=torch.contiguous_format)
+    torch.sub(vz.mT, vz, out=gW[:, :m]).mul_(0.5)
+    if 2 * len(x) < m:  # the gradient of M has low rank
+        right = torch.cat((torch.addmm(x[:, m:], z, rest.mul(0.5 * s)), gx[:, m:].mul(-0.5)))
+        torch.mm(-torch.cat((v, z)).mT, right, out=gW[:, m:])
+    elif rest.numel():
+        torch.mm(v.mT, x[:, m:], out=gW[:, m:])
+        gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest, beta=-1, alpha=-1)
+    return gx, *weight_norm_gradients(gW, V, g)
+
+
+def weight_norm(V: Tensor, g: Tensor) -> Tensor:
+    """Return g V / |V| (Section 4.1), zero where V is zero; its gradient takes few passes over V."""
+
+    def ordinary(V: Tensor, g: Tensor) -> Tensor:
+        return V * weight_scale(V, g)
+
+    def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
+        return weight_norm_gradients(grad.clone(), *inputs)
+
+    return with_gradient((V, g), ordinary, lambda V, g: (ordinary(V, g), ()), backward)
 
 
 def weight_scale(V: Tensor, g: Tensor) -> Tensor:
-    """g / |V|, zero where V is: what makes V a matrix of norm g (Section 4.1)."""
+    """Return g / |V|, the factor that gives V the norm g (Section 4.1); zero where V is zero."""
     return torch.div(g, torch.linalg.vector_norm(V).clamp_min(1e-12))
 
 
 def weight_norm_gradients(grad: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of V and g from that of g V / |V|, which is overwritten."""
+    """Return the gradients of V and g from that of g V / |V|, which is overwritten."""
     norm = torch.linalg.vector_norm(V).clamp_min(1e-12)
     along = torch.dot(grad.reshape(-1), V.reshape(-1)) / norm
     return grad.mul_(g / norm).addcmul_(V, -along * g / norm**2), along
@@ -177,8 +190,7 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
         if bool(torch.isfinite(G).all()):
             values, U = torch.linalg.eigh(G)
             if bool((values[..., 0] > values[..., -1] / _CONDITION**2).all()):
-                Y: Tensor = _Bjorck.apply(W, iterations, values, U)
-                return Y
+                return _bjorck_by_eigenvalues(W, iterations, values, U)
     return _iterate(W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny), iterations)
 
 
@@ -200,31 +212,28 @@ def _iterate(X: Tensor, iterations: int) -> Tensor:
     return X
 
 
-class _Bjorck(torch.autograd.Function):
+def _bjorck_by_eigenvalues(W: Tensor, iterations: int, values: Tensor, U: Tensor) -> Tensor:
     """`_iterate` on W over its norm as W p(W* W), the polynomial p on the eigenvalues of W* W, in float64."""
+    square = values[..., -1:]
+    norm, first = square.sqrt()[..., None], max(iterations - 2, 0)
 
-    @staticmethod
-    def forward(ctx: Any, W: Tensor, iterations: int, values: Tensor, U: Tensor) -> Tensor:
-        ctx.iterations, ctx.square = iterations, values[..., -1:]
-        ctx.save_for_backward(W, values, U)
-        first = max(iterations - 2, 0)
-        p, _ = _bjorck_polynomial(values / ctx.square, first)
-        P = (U * (p / ctx.square.sqrt())[..., None, :]) @ U.mH
-        return _iterate(W @ P.to(W.dtype), iterations - first)
+    def ordinary(W: Tensor) -> Tensor:
+        return _iterate(W / norm.to(W.real.dtype), iterations)
 
-    @staticmethod
-    @in_full_precision
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        W, values, U = ctx.saved_tensors
-        norm = ctx.square.sqrt()[..., None]
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            Y = _iterate(W / norm.to(W.real.dtype), ctx.iterations)
-            return *pull_back(Y, (W,), (True,), grad), None, None, None
-        p, slopes = _bjorck_polynomial(values / ctx.square, ctx.iterations)
+    def forward(W: Tensor) -> tuple[Tensor, tuple[()]]:
+        p, _ = _bjorck_polynomial(values / square, first)
+        P = (U * (p[..., None, :] / norm)) @ U.mH
+        return _iterate(W @ P.to(W.dtype), iterations - first), ()
+
+    def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
+        (W,) = inputs
+        p, slopes = _bjorck_polynomial(values / square, iterations)
         S = (W.mH @ grad).to(U.dtype)
         S = U.mH @ S @ U * (slopes / norm**3)  # the gradient of W* W in the basis U (Daleckii and Krein)
         P, S = (U * (p[..., None, :] / norm)) @ U.mH, U @ (S + S.mH) @ U.mH
-        return grad @ P.to(W.dtype) + W @ S.to(W.dtype), None, None, None
+        return (grad @ P.to(W.dtype) + W @ S.to(W.dtype),)
+
+    return with_gradient((W,), ordinary, forward, backward)
 
 
 def _bjorck_polynomial(values: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
@@ -267,6 +276,19 @@ def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:
         norm = torch.linalg.matrix_norm(G, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
         G, bound, root = G / norm, bound * norm ** (1 / root), 2 * root
     return bound[..., 0, 0]
+
+
+def spectral_norm(D: Tensor) -> float:
+    """Largest singular value among matrices (..., m, n), found in float64 and rounded up."""
+    D = D.detach().to(torch.complex128 if D.is_complex() else torch.float64)
+    D = D if D.shape[-2] >= D.shape[-1] else D.mH
+    largest = torch.linalg.eigvalsh(D.mH @ D)[..., -1].max().clamp_min(0).sqrt().item()
+    return float(largest * (1 + 10 * max(D.shape[-2:]) * torch.finfo(torch.float64).eps))
+
+
+def frobenius_norm(x: Tensor) -> float:
+    """Square root of the sum of all squares, found in float64."""
+    return float(torch.linalg.vector_norm(x.detach().double()))
 
 
 def orthogonalizer(name: str) -> Orthogonalizer:

@@ -5,25 +5,22 @@ are transformed by one product with a real matrix, whose rows are the cosines an
 differ; larger ones by the fast Fourier transform. The crossover was measured (docs/performance.md).
 """
 
-__all__ = ["COMPLEX", "FastPlane", "Plane", "chunks", "convolve", "plane"]
+__all__ = ["COMPLEX", "FastPlane", "Pair", "Plane", "chunks", "convolve", "plane", "transform_units"]
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from orthoconv.tracing import is_concrete, is_forward_mode
+from orthoconv import budget
+from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.tracing import is_concrete, tensor_cache
 
 Pair = tuple[int, int]
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-_CACHE = 2**25  # bytes of what is computed at once
-_LINES = 2048  # of a cache, while coefficients are moved
-_DENSE = 64  # pixels up to which a product with the matrix of the transform is faster than the FFT
 
 
 class Plane(ABC):
@@ -163,7 +160,7 @@ class FastPlane(Plane):
         if not _is_plain(X):
             return Y.contiguous().flatten(0, 1)
         Z = torch.empty_like(Y, memory_format=torch.contiguous_format)
-        step = max(1, _LINES // X.shape[1])  # images whose rows stay in the cache until they have been read
+        step = max(1, budget.CACHE_LINES // X.shape[1])  # images whose rows stay in the cache until they have been read
         for k in range(0, len(X), step):
             Z[:, :, k : k + step] = Y[:, :, k : k + step]
         return Z.flatten(0, 1)
@@ -201,16 +198,29 @@ def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tens
 
 def chunks(n: int, each: int, least: int = 1) -> Iterator[slice]:
     """Parts of range(n) that fit into the cache, for `each` bytes; or of the `least` length, where that is more."""
-    step = -(-n // max(1, -(-n // max(least, _CACHE // max(1, each)))))
+    step = -(-n // max(1, -(-n // max(least, budget.CHUNK_BYTES // max(1, each)))))
     step = step if step < 8 else -(-step // 8) * 8  # a line of the cache has eight complex numbers
     return (slice(k, min(k + step, n)) for k in range(0, n, step))
 
 
-@lru_cache(maxsize=64)
+@tensor_cache
 def plane(size: Pair, dtype: torch.dtype, device: torch.device) -> Plane:
     """The plane of images of that size and real dtype."""
-    with torch.inference_mode(False):
-        return MatrixPlane(size, dtype, device) if size[0] * size[1] <= _DENSE else FastPlane(size)
+    return MatrixPlane(size, dtype, device) if size[0] * size[1] <= budget.DENSE_PIXELS else FastPlane(size)
+
+
+def transform_units(size: Pair) -> float:
+    """Rounding of a Fourier transform in units, relative to the norm: by FFT, or by a matrix for each axis or both."""
+    fast = 8 * sum(math.pow(p, 1.5) for side in size for p in _prime_factors(side))
+    axes = sum(2 * (side + 2) * math.sqrt(2 * side) for side in size)  # as in exported layers
+    n = math.prod(size)
+    both = (n + 2) * math.sqrt(2 * n) if n <= budget.DENSE_PIXELS else 0.0
+    return max(fast, axes, both)
+
+
+def _prime_factors(n: int) -> list[int]:
+    p = next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), n)
+    return [] if n == 1 else [p, *_prime_factors(n // p)]
 
 
 def _roots(turns: Tensor, n: int) -> Tensor:
@@ -225,28 +235,13 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _with_contiguous_grad(x: Tensor) -> Tensor:
-    y: Tensor = x if is_forward_mode() else _ContiguousGrad.apply(x)
-    return y
+    """Return `x`, and make its gradient contiguous.
 
-
-class _ContiguousGrad(torch.autograd.Function):
-    """Identity whose gradient is contiguous.
-
-    The gradient of an inverse FFT arrives with the frequency axis innermost, and a batched product of such
-    matrices copies them one at a time. The FFT of an expanded gradient, such as that of a sum, fails in older
-    versions of torch.
+    The gradient of an inverse FFT arrives with the frequency axis innermost, and a batched product of such matrices
+    copies them one at a time. The FFT of an expanded gradient, such as that of a sum, fails in older versions of torch.
     """
 
-    generate_vmap_rule = True
+    def backward(grad: Tensor, *_: object) -> Tensors:
+        return (grad.contiguous(),)
 
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.contiguous()
+    return with_gradient((x,), lambda x: x, lambda x: (x.view_as(x), ()), backward, keep_inputs=False)

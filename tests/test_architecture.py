@@ -1,29 +1,35 @@
 """The layout of the package: tiers, names, what an import costs."""
 
 import ast
+import importlib
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import orthoconv
 
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
-    {"allocator", "files", "testing", "tracing"},
-    {"linalg", "planes", "weights", "data"},
+    {"allocator", "budget", "files", "margins", "modules", "testing", "tracing"},
+    {"autograd", "data", "weights"},
+    {"elimination"},
+    {"linalg", "planes"},
     {"fourier"},
-    {"nn"},
-    {"models", "lipschitz"},
-    {"rounding"},
-    {"certify", "attacks", "convert", "export", "verify"},
+    {"nn", "attacks"},
+    {"models", "certificates"},
+    {"conversion", "exporting"},
     {"train"},
     {"lab"},
 ]
-INDEPENDENT = {"certify", "attacks", "train"}  # these take any nn.Module
+INDEPENDENT = {"attacks", "train"}  # these take any nn.Module
 ENTRY = {"__init__", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 
 
 def part(module: str) -> str:
@@ -47,7 +53,7 @@ def tier(name: str) -> int:
     return next(k for k, parts in enumerate(TIERS) if name in parts)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@every_file
 def test_a_tier_imports_only_lower_tiers(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if own in ENTRY:
@@ -59,7 +65,7 @@ def test_a_tier_imports_only_lower_tiers(path: Path) -> None:
         assert not (own in INDEPENDENT and part(module) in {"nn", "models"}), f"{own} imports {module}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@every_file
 def test_only_the_lab_prints(path: Path) -> None:
     if path.relative_to(PACKAGE).parts[0] in {"lab", "__main__.py"}:
         return
@@ -81,6 +87,93 @@ print(sorted(new))
 
 
 def test_public_names_exist() -> None:
-    for module in (orthoconv, orthoconv.nn, orthoconv.fourier, orthoconv.linalg, orthoconv.testing):
+    for module in (
+        orthoconv,
+        orthoconv.nn,
+        orthoconv.certificates,
+        orthoconv.fourier,
+        orthoconv.linalg,
+        orthoconv.testing,
+    ):
         for name in module.__all__:
             assert getattr(module, name) is not None
+
+
+def private_uses(path: Path) -> list[str]:
+    """Private names of other objects that a file reads, by `a._b` or by an import; `self` and `cls` are its own."""
+    tree = ast.parse(path.read_text())
+    own = {"self", "cls", "super"}
+    used = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
+            used.append((ast.unparse(node.value), node.attr))
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("orthoconv"):
+            used += [("import", a.name) for a in node.names if a.name.startswith("_") and a.name != "__version__"]
+    return [f"{value}.{name}" for value, name in used if value not in own]
+
+
+def defined(path: Path) -> set[str]:
+    """Private names that a file defines: functions, classes, methods, assigned names and attributes of self."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return {name for name in names if name.startswith("_")}
+
+
+EVERYWHERE = set().union(*map(defined, FILES))
+OF_OTHERS = {
+    "_replace",
+    "_asdict",
+    "_fields",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+}  # of Python and torch
+
+
+@every_file
+def test_no_module_uses_a_private_name_of_another(path: Path) -> None:
+    own = defined(path)
+    foreign = [use for use in private_uses(path) if use.rpartition(".")[2] not in own | OF_OTHERS]
+    assert not [use for use in foreign if use.rpartition(".")[2] in EVERYWHERE]
+    assert not [use for use in foreign if use.startswith("import.")]
+
+
+@every_file
+def test_functions_are_short(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+            lines = (node.body[-1].end_lineno or 0) - first.lineno + 1
+            assert lines <= 45, f"{path.name}: {node.name} has {lines} lines"
+
+
+def test_no_function_hides_a_module() -> None:
+    """`orthoconv.x` is the module orthoconv/x.py wherever there is one."""
+    for path in FILES:
+        if path.name != "__init__.py":
+            parts = path.relative_to(PACKAGE).with_suffix("").parts
+            package = importlib.import_module(".".join(("orthoconv", *parts[:-1])))
+            module = importlib.import_module(".".join(("orthoconv", *parts)))
+            assert getattr(package, parts[-1], module) is module, f"{package.__name__}.{parts[-1]}"
+
+
+def test_parts_are_reachable_from_the_package() -> None:
+    code = "import orthoconv; print(orthoconv.attacks.pgd, orthoconv.data.load, orthoconv.train.fit)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).returncode == 0
+
+
+@pytest.mark.parametrize("name", orthoconv.nn.__all__)
+def test_public_layers_document_their_arguments_and_shapes(name: str) -> None:
+    layer = getattr(orthoconv.nn, name)
+    text = inspect.getdoc(layer) or ""
+    if not isinstance(layer, type) or inspect.isabstract(layer):
+        return
+    assert "Shape:" in text, name
+    own = [p for p in inspect.signature(layer).parameters if p not in inspect.signature(nn.Module).parameters]
+    assert not own or "rguments" in text, name

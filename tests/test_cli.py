@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import pytest
 
-from orthoconv import certify
+from orthoconv import certify, models
 from orthoconv.data import load
 from orthoconv.lab import cli, training
 from orthoconv.lab.cli import main
 from orthoconv.lab.commands import verify
 from orthoconv.lab.runs import Run
-from orthoconv.models.kit import CONVS
 from orthoconv.models.trained import build_arguments
+from orthoconv.nn import methods
 
 
 class Result(NamedTuple):
@@ -148,15 +148,15 @@ def plugin(tmp_path, monkeypatch) -> Iterator[Callable[[str], None]]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield install
     sys.modules.pop("toy_method", None)
-    CONVS.pop("toy", None)
+    methods._METHODS.pop("toy", None)
     monkeypatch.undo()
     cli.load_methods.cache_clear()
 
 
 def test_methods_of_other_packages(plugin, call) -> None:
-    plugin("from orthoconv.models.kit import CONVS\nCONVS['toy'] = CONVS['cayley']\nprint('once')")
+    plugin("from orthoconv import nn\nnn.register_method('toy', conv=nn.CayleyConv2d)\nprint('once')")
     result = call("train", "--help")
-    assert re.search(r"plain,\s+toy\.", result.stdout)
+    assert re.search(r"svcm,\s+toy\b", result.stdout)
     assert call("train", "--model.conv", "toy", "--print_config").stdout.count("once") == 0
     assert result.stdout.count("once") == 1
 
@@ -238,10 +238,10 @@ def test_verify_tells_by_its_status(demo, call, monkeypatch) -> None:
     assert "claimed 1\n" in sound.stdout
     spec = {**Run(demo[0] / "cayley").config["model"], "normalize": "standardize"}
     arguments = build_arguments(spec, load("digits")[0])
-    assert verify.claimed_bound(arguments) > 1, "inputs are divided by less than 1"
+    assert verify.claimed_bound(models.build(**arguments), arguments) > 1, "inputs are divided by less than 1"
     false = call("verify", folder, "--images", "5", "--lipschitz", "0.9")
     assert false.returncode == 1
-    assert "more than the 0.9 it claims" in false.stderr
+    assert "but the model claims 0.9" in false.stderr
     unknown = call("verify", "nowhere")
     assert unknown.returncode == 1
     assert "nowhere is neither the folder of a run nor one of kwlarge_cayley_cifar10" in unknown.stderr

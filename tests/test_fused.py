@@ -1,16 +1,17 @@
 """The paths that training takes: images beyond the matrix transform, factors in place of inverses, chunks, patches."""
 
 import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 from contract import LAYERS, Case
 from torch import Tensor
 
-from orthoconv import fourier, planes
+from orthoconv import budget, fourier, planes
 from orthoconv.linalg import cayley
-from orthoconv.nn import CayleyConv2d, fused
-from orthoconv.nn import cayley as cayley_module
+from orthoconv.nn import CayleyConv2d
 from orthoconv.nn import lift as lift_module
 from orthoconv.nn.kernel import circular_conv2d
 
@@ -32,15 +33,16 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
 
 
-@pytest.fixture(params=["inverse", "factors", "chunks"])
-def path(request, monkeypatch) -> str:
+@pytest.fixture(params=["best", "matrices", "fused", "lifted", "factors", "chunks"])
+def path(request, monkeypatch) -> Iterator[str]:
     """Each way of computing, forced on matrices that are too small to need it."""
     if request.param == "factors":
-        monkeypatch.setattr(fused, "_LARGE", 0)
+        monkeypatch.setattr(budget, "INVERTED_ORDER", 0)
     if request.param == "chunks":
-        monkeypatch.setattr(planes, "_CACHE", 1)
-        monkeypatch.setattr(fused, "_FEWEST", 1)
-    return request.param
+        monkeypatch.setattr(budget, "CHUNK_BYTES", 1)
+        monkeypatch.setattr(budget, "FEWEST_FREQUENCIES", 1)
+    with CayleyConv2d.forced(request.param) if request.param in ("matrices", "fused", "lifted") else nullcontext():
+        yield request.param
 
 
 @every_kind
@@ -106,9 +108,15 @@ def test_second_derivatives(case: Case) -> None:
 
 def test_the_cases_reach_every_path() -> None:
     layers = [LAYERS["CayleyConv2d"].layer(case) for case in CASES]
-    lifted = [layer._lifts(case.inner_size) for layer, case in zip(layers, CASES, strict=True)]
-    assert lifted == [False] * 8 + [True, False, True, True]
-    assert [layer._has_few_taps for layer in layers] == [case.k != 9 for case in CASES]
+    ways = [layer.way(case.inner_size) for layer, case in zip(layers, CASES, strict=True)]
+    assert ways == ["fused"] * 7 + ["matrices", "lifted", "fused", "lifted", "lifted"]
+    with CayleyConv2d.forced("lifted"):
+        ways = [layer.way(case.inner_size) for layer, case in zip(layers, CASES, strict=True)]
+        assert [k for k, way in enumerate(ways) if way == "lifted"] == [1, 8, 10, 11]
+        assert all(layer.way(c.inner_size, adjoint=True) != "lifted" for layer, c in zip(layers, CASES, strict=True))
+    with CayleyConv2d.forced("matrices"):
+        assert {layer.way(case.inner_size) for layer, case in zip(layers, CASES, strict=True)} == {"matrices"}
+    assert {layer.eval().way((9, 9), eager=False) for layer in layers} == {"matrices"}
     assert all(
         isinstance(planes.plane(c.inner_size, torch.float64, torch.device("cpu")), planes.FastPlane) for c in CASES[:6]
     )
@@ -122,7 +130,7 @@ def test_large_weights_are_not_lifted() -> None:
         with torch.no_grad():
             layer.g.fill_(g)
             layer.bias.zero_()
-            assert layer._lifts((12, 12)) == (g <= cayley_module._MODERATE)
+            assert (layer.way((12, 12)) == "lifted") == (g <= budget.LIFTED_NORM)
             layer.eval()
             ratios = layer(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
         assert (ratios - 1).abs().max() < 1e-5

@@ -18,14 +18,14 @@ from orthoconv import (
     in_double,
     lipschitz_bound,
     models,
-    register_lipschitz_rule,
+    register_rule,
     rounding_bound,
 )
+from orthoconv.certificates import growth
 from orthoconv.data import load
 from orthoconv.files import cache_dir
 from orthoconv.nn import CayleyConv2d, CayleyLinear, ConvexResidual, MaxMin, Normalize, Scale, ScaledAvgPool2d
-from orthoconv.nn.base import BaseConv2d
-from orthoconv.rounding import growth
+from orthoconv.nn.convolution import BaseConv2d
 from orthoconv.testing import dense_matrix
 
 
@@ -40,7 +40,7 @@ SOME = [CASES[k] for k in (1, 2, 6, 15, 20, 23)]
 
 def exact_matrix(layer: BaseConv2d, case: Case, shape: tuple[int, ...]) -> Tensor:
     """The operator, entries of float32 included, as a dense matrix by the definition of a convolution."""
-    size = layer._inner_size((shape[-2], shape[-1]))
+    size = layer.geometry.inner_size((shape[-2], shape[-1]))
     kernels = fourier.kernel_of(layer.spectrum((shape[-2], shape[-1]), double=True), size).chunk(layer.groups)
     whole = torch.block_diag(*(conv_matrix(kernel, size) for kernel in kernels))
     matrix = whole @ downsample_matrix(case.i, case.size, case.stride)
@@ -84,7 +84,7 @@ def test_the_bound_holds_for_a_whole_network_and_its_gain_is_the_lipschitz_bound
     nn.init.normal_(model[3].f[2].running_mean)
     nn.init.normal_(model[3].f[2].bias, std=3)
     grown = growth(model, (1, 8, 8))
-    assert grown.gain == pytest.approx(lipschitz_bound(model, (1, 8, 8)), rel=1e-12)
+    assert grown.lipschitz == pytest.approx(lipschitz_bound(model, (1, 8, 8)), rel=1e-12)
     error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
     bound = grown.error(x.flatten(1).norm(dim=1).double())
     assert (error <= bound).all()
@@ -101,7 +101,7 @@ def test_the_bound_of_double_holds_against_wider_numbers() -> None:
     x = torch.rand(5, 300, dtype=torch.float64)
     y = x.numpy().astype(np.longdouble)
     for layer in model:
-        Q, b = (t.detach().numpy().astype(np.longdouble) for t in (layer.recall(), layer.bias))
+        Q, b = (t.detach().numpy().astype(np.longdouble) for t in (layer.cached_operator(), layer.bias))
         y = y @ Q.T + b
     error = np.linalg.norm((in_double(model)(x).numpy() - y).astype(np.float64), axis=1)
     assert 0 < error.max() <= rounding_bound(model, (300,), float(x.norm(dim=1).max()), torch.float64)
@@ -125,7 +125,7 @@ def test_graphs_are_followed_too() -> None:
     model = fx.symbolic_trace(TwoBranches()).eval()
     x = torch.rand(20, 1, 6, 6)
     grown = growth(model, (1, 6, 6))
-    assert grown.gain == pytest.approx(lipschitz_bound(model, (1, 6, 6)), rel=1e-12)
+    assert grown.lipschitz == pytest.approx(lipschitz_bound(model, (1, 6, 6)), rel=1e-12)
     error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
     assert (error <= grown.error(x.flatten(1).norm(dim=1).double())).all()
     assert certify(model, [(x, model(x).argmax(1))]).slack is not None
@@ -163,11 +163,15 @@ class Negative(nn.Module):
 
 
 def test_what_has_no_rule_is_named() -> None:
-    register_lipschitz_rule(Negative)(lambda module, x, child: 1.0)
+    register_rule(Negative, lipschitz=1.0)
     model, x = nn.Sequential(nn.Flatten(), Negative()), torch.rand(2, 1, 1, 3)
-    with pytest.raises(TypeError, match=r"no rule for Negative, at Sequential\.1; certify\(\.\.\., rounding=False\)"):
+    with pytest.raises(TypeError, match=r"no rounding rule for Negative, at Sequential\.1;.*rounding=False\)"):
         certify(model, [(x, torch.tensor([0, 1]))])
     assert certify(model, [(x, torch.tensor([0, 1]))], rounding=False).lipschitz == 1
+    register_rule(Negative, lipschitz=1.0, rounding=0.0)
+    found = certify(model, [(x, torch.tensor([0, 1]))])
+    assert found.slack is not None
+    assert (found.slack == 0).all(), "a change of sign rounds nothing"
     with pytest.raises(ValueError, match=r"norm must be at least 0 and finite, got -1"):
         rounding_bound(model, (3,), -1)
     with pytest.raises(ValueError, match=r"dtype must be torch\.float32 or torch\.float64, got torch\.float16"):
@@ -186,7 +190,7 @@ def certified_beyond_exact(model: nn.Sequential, images: Tensor, labels: Tensor)
             plain[k] = _InSpace(layer)
         elif isinstance(layer, CayleyLinear):
             plain[k] = nn.Linear(layer.in_features, layer.out_features).double()
-            plain[k].load_state_dict({"weight": layer.recall().double(), "bias": layer.bias.detach().double()})
+            plain[k].load_state_dict({"weight": layer.cached_operator().double(), "bias": layer.bias.detach().double()})
     twin, some = in_double(model), images[:100].double()
     exact = torch.cat([twin(x.double()) for x in images.split(250)])
     bound = rounding_bound(model, images.shape[1:], float(some.flatten(1).norm(dim=1).max()), torch.float64)
@@ -209,7 +213,7 @@ class _InSpace(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         (layer,) = self.layer
         size = (x.shape[-2], x.shape[-1])
-        kernel = fourier.kernel_of(layer.spectrum(size, double=True), layer._inner_size(size))
+        kernel = fourier.kernel_of(layer.spectrum(size, double=True), layer.geometry.inner_size(size))
         blocks = nn.functional.pixel_unshuffle(x, layer.stride[0])
         h, w = blocks.shape[-2:]
         padded = nn.functional.pad(blocks, ((w - 1) // 2, w // 2, (h - 1) // 2, h // 2), mode="circular")
@@ -261,15 +265,15 @@ def test_sums_in_graphs() -> None:
             return self.add(x)
 
     twice = fx.symbolic_trace(Sum(lambda x: torch.add(x, x)))
-    assert lipschitz_bound(twice, (2,)) == growth(twice, (2,)).gain == 2
+    assert lipschitz_bound(twice, (2,)) == growth(twice, (2,)).lipschitz == 2
     with pytest.raises(TypeError, match="no rule for call_method add"):  # 6 x
         lipschitz_bound(fx.symbolic_trace(Sum(lambda x: x.add(5, x))), (2,))
     shifted = fx.symbolic_trace(Sum(lambda x: x + 1e9))
     assert lipschitz_bound(shifted, (2,)) == 1
-    with pytest.raises(TypeError, match="no rule for a number that is added"):
-        growth(shifted, (2,))
+    with pytest.raises(TypeError, match="no rounding rule for a number that is added"):
+        growth(shifted, (2,)).error(1.0)
     beside = growth(fx.symbolic_trace(Sum(lambda x: torch.cat((x, x), 1))), (2,))
-    assert beside.gain == pytest.approx(math.sqrt(2))
+    assert beside.lipschitz == pytest.approx(math.sqrt(2))
     assert beside.relative == 0
 
 
@@ -285,10 +289,10 @@ class Wrap(nn.Module):
 
 
 def test_modules_around_others_have_no_rule_by_themselves() -> None:
-    for rule in (lambda m, x, child: child("f", m.f, x), lambda m, x, child: 1 + child("f", m.f, x)):
-        register_lipschitz_rule(Wrap)(rule)
-        with pytest.raises(TypeError, match=r"no rule for Wrap|cannot be added"):
-            growth(Wrap(nn.Identity()), (2,))
+    register_rule(Wrap, lipschitz=lambda module, shape: lipschitz_bound(module.f, shape))
+    assert lipschitz_bound(Wrap(nn.Identity()), (2,)) == 1
+    with pytest.raises(TypeError, match=r"no rounding rule for Wrap"):
+        rounding_bound(nn.Sequential(nn.Linear(2, 2), Wrap(nn.Identity())), (2,), 1.0)
 
 
 @pytest.mark.parametrize("name", ["spectral_norm", "weight_norm", "orthogonal"])
@@ -316,7 +320,7 @@ def test_the_bound_of_double_holds_for_kernels_by_fft(size: tuple[int, int]) -> 
     """Few taps in space, and transforms of prime length."""
     layer = LAYERS["RKOConv2d"].build(1, 1, (2, 1), bias=False).eval()
     x = torch.randn(1, 1, *size, dtype=torch.float64)
-    kernel = layer.recall((1, 1))[0, 0, :, 0].double().numpy().astype(np.longdouble)
+    kernel = layer.cached_operator((1, 1))[0, 0, :, 0].double().numpy().astype(np.longdouble)
     wide = x[0, 0].numpy().astype(np.longdouble)
     exact = kernel[0] * wide + kernel[1] * np.roll(wide, -1, axis=0)
     error = float(np.linalg.norm((in_double(layer)(x)[0, 0].numpy() - exact).astype(np.float64)))

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from orthoconv.data import Split, load
-from orthoconv.models.kit import CONVS, LINEARS
 from orthoconv.nn import BjorckLinear, CayleyConv2d, CayleyLinear, InvertibleDownsample, MaxMin
-from orthoconv.nn.memory import Reparametrized
+from orthoconv.nn.methods import conv_method, linear_method
+from orthoconv.nn.reparametrized import Reparametrized
 from orthoconv.testing import assert_orthogonal, dense_matrix, orthogonality_error
 from orthoconv.train import Recipe, fit, hinge_loss
 from orthoconv.train.distributed import World
@@ -35,7 +35,7 @@ def some(*quick: str) -> pytest.MarkDecorator:
 def network(conv: str, *, plain: bool = False) -> nn.Sequential:
     """A network for digits, always the same; with `plain`, between ordinary layers."""
     torch.manual_seed(0)
-    make, linear = CONVS[conv][0], LINEARS[CONVS[conv][1]]
+    make, linear = conv_method(conv), linear_method(None, conv)
     first, last = (nn.Conv2d(1, 4, 3, padding=1), nn.Linear(128, 16)) if plain else (make(1, 4, 3), linear(128, 16))
     layers = first, MaxMin(), make(4, 8, 4, stride=2), MaxMin(), nn.Flatten(), last, MaxMin(), linear(16, 10)
     return nn.Sequential(*layers)
@@ -99,19 +99,19 @@ def test_autocast_between_plain_layers(conv: str, steps: int) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         Q = dense_matrix(lowered[2], (4, 8, 8))
     assert torch.equal(Q, dense_matrix(lowered[2], (4, 8, 8)))
-    if lowered[2].orthogonal:
+    if lowered[2].guarantee == "orthogonal":
         assert orthogonality_error(Q) < 1e-5
 
 
 def test_what_autocast_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of both tests above: layers that let autocast in."""
     model, x = network("rko"), batch(0)[0]
-    usual, error = model(x), orthogonality_error(model[-1].recall())
-    for module in ("base", "linear", "memory"):
+    usual, error = model(x), orthogonality_error(model[-1].cached_operator())
+    for module in ("convolution", "linear", "reparametrized"):
         monkeypatch.setattr(f"orthoconv.nn.{module}.full_precision", lambda _: nullcontext())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.dist(model(x), usual) > 1e-3 * usual.norm()
-        assert orthogonality_error(model[-1].recall().float()) > 1e-3 > 100 * error
+        assert orthogonality_error(model[-1].cached_operator().float()) > 1e-3 > 100 * error
 
 
 def compare(make: Callable[[], nn.Module], sizes: list[int], dtype: torch.dtype, **options: Any) -> tuple[float, float]:
@@ -165,7 +165,7 @@ def test_compiled_steps_with_inductor(conv: str) -> None:
 
     def make() -> nn.Module:
         torch.manual_seed(0)
-        conv2d = CONVS[conv][0](4, 4, 2)
+        conv2d = conv_method(conv)(4, 4, 2)
         return nn.Sequential(InvertibleDownsample(2), conv2d, MaxMin(), nn.Flatten(), CayleyLinear(64, 10))
 
     loss, gradient = compare(make, [32, 32, 32], torch.float32)
@@ -319,7 +319,7 @@ def long_run(
         methods: What the network has a convolution of.
     """
     torch.manual_seed(0)
-    convs = [CONVS[conv][0](4, 4, 2) for conv in methods]
+    convs = [conv_method(conv)(4, 4, 2) for conv in methods]
     last = nn.Flatten(), CayleyLinear(256, 16), MaxMin(), BjorckLinear(16, 10)
     model = nn.Sequential(CayleyConv2d(1, 4, 3), MaxMin(), *convs, *last)
     data, recipe = digits().first(16 * each), Recipe(epochs=epochs, batch_size=16, augment=False)

@@ -237,3 +237,31 @@ def test_channels_last_and_other_strides() -> None:
     torch.testing.assert_close(layer(x[:1].expand(2, -1, -1, -1)), expected[:1].expand(2, -1, -1, -1))
     assert layer(x).is_contiguous(), "people call .view on the result of a contiguous input"
     assert CayleyConv2d(3, 4, 1)(x.float()).is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("size", [(7, 6), (11, 10)])
+def test_tracing_first_leaves_nothing_behind(size: tuple[int, int]) -> None:
+    """Constants that torch.export, a fake mode or a default device made are not used afterwards."""
+    layer, x = CayleyConv2d(3, 5, 3, dtype=torch.float64), torch.randn(2, 3, *size, dtype=torch.float64)
+    conv = CayleyConv2d(3, 5, 3, stride=1, dtype=torch.float64)
+    wider = (size[0] + 4, size[1])
+    torch.export.export(layer, (x,))
+    with torch.device("meta"):
+        conv(torch.randn(2, 3, *wider, dtype=torch.float64, device="cpu"))
+    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+        conv(torch.randn(2, 3, size[0], wider[0], dtype=torch.float64))
+    for one, shape in ((layer, size), (conv, wider), (conv, (size[0], wider[0]))):
+        x = torch.randn(2, 3, *shape, dtype=torch.float64)
+        for mode in (True, False):
+            ratios = norm_ratios(one.train(mode), x)
+            assert (ratios - 1).abs().max() < 1e-12
+
+
+def test_the_bias_of_a_transpose_has_no_signs() -> None:
+    layer = CayleyConvTranspose2d(6, 4, 3, signs=[1, -1, -1, 1], dtype=torch.float64)
+    x = torch.randn(2, 6, 9, 8, dtype=torch.float64)
+    assert layer.bias.abs().min() > 0
+    torch.testing.assert_close(layer(x), layer.eval()(x))
+    zero = layer.train()(torch.zeros_like(x))
+    torch.testing.assert_close(zero, layer.bias[:, None, None].expand_as(zero[0]).expand_as(zero))

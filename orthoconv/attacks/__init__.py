@@ -1,7 +1,8 @@
-"""Attacks: searches for a small perturbation that changes the class."""
+"""Attacks: searches for a small perturbation that changes the class, or moves the outputs far."""
 
 from orthoconv.attacks.autoattack import apgd
+from orthoconv.attacks.descent import L2Ball, pgd
+from orthoconv.attacks.empirical import empirical_lipschitz
 from orthoconv.attacks.examine import cross_examine
-from orthoconv.attacks.pgd import L2Ball, pgd
 
-__all__ = ["L2Ball", "apgd", "cross_examine", "pgd"]
+__all__ = ["L2Ball", "apgd", "cross_examine", "empirical_lipschitz", "pgd"]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from orthoconv.attacks.pgd import L2Ball
+from orthoconv.attacks.descent import L2Ball
 
 
 def apgd(

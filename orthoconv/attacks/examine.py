@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.attacks.autoattack import apgd
-from orthoconv.attacks.pgd import L2Ball, pgd
+from orthoconv.attacks.descent import L2Ball, pgd
 
 
 def cross_examine(

@@ -19,8 +19,8 @@ from orthoconv.files import write_atomically
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import quiet_bar
 from orthoconv.lab.timing import Figures, compare, pin_threads
-from orthoconv.models.kit import CONVS
-from orthoconv.nn import CayleyLinear, CircularConv2d
+from orthoconv.nn import CayleyLinear, CircularConv2d, conv_methods
+from orthoconv.nn.methods import conv_method
 
 Factory = Callable[..., nn.Module]
 
@@ -53,7 +53,7 @@ def columns(kind: str) -> list[str]:
     Arguments:
         kind: "networks", which can also have plain convolutions with orthogonal linear layers, or "layers".
     """
-    methods = [name for name in CONVS if name != "plain"]
+    methods = [name for name in conv_methods() if name != "plain"]
     return ["plain", *(["plain conv"] if kind == "networks" else []), *methods, "listing", "aoc"]
 
 
@@ -98,11 +98,11 @@ class Benchmark:
         """Return the convolution of a method."""
         if method == "listing":
             return self.listing.ListingConv2d  # type: ignore[union-attr, no-any-return]
-        return _aoc_conv(self.aoc) if method == "aoc" else CONVS[method][0]  # type: ignore[arg-type]
+        return _aoc_conv(self.aoc) if method == "aoc" else conv_method(method)  # type: ignore[arg-type]
 
     def network(self, method: str, name: str, width: int) -> nn.Module:
         """Build a network with the layers of a method."""
-        if method in CONVS:
+        if method in conv_methods():
             return models.build(name, conv=method, width=width)
         model = models.build(name, conv="plain", width=width)
         linear = {"listing": self.listing.ListingLinear} if method == "listing" else {}  # type: ignore[union-attr]

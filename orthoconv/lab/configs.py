@@ -5,9 +5,11 @@ __all__ = ["ModelSpec", "Training", "digest", "list_methods_in_help"]
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal
 
-from orthoconv.models.kit import CONVS
+from orthoconv.models import NETWORKS
+from orthoconv.nn import conv_methods, linear_methods
 from orthoconv.train import Recipe
 
 _YOUNGER = {"learned_scale": True}  # fields that older records of networks lack, and the value that they then had
@@ -18,9 +20,9 @@ class ModelSpec:
     """Arguments of `orthoconv.models.build` that do not depend on the data.
 
     Attributes:
-        name: kwlarge, resnet9 or wide_resnet10_10.
-        conv: Method of the convolutions: METHODS.
-        linear: cayley, bjorck or plain; by default the one that the paper combines with the convolution.
+        name: NETWORKS.
+        conv: Method of the convolutions: CONVS.
+        linear: Method of the linear layers: LINEARS; by default the one that goes with the convolutions.
         width: Factor of the numbers of channels.
         kernel_size: Taps of the convolutions.
         strided_kernel_size: Taps of the strided convolutions of kwlarge.
@@ -46,7 +48,8 @@ _HELP = ModelSpec.__doc__ or ""
 
 def list_methods_in_help() -> None:
     """Name the methods that are registered now in the help text of --model.conv."""
-    ModelSpec.__doc__ = _HELP.replace("METHODS", ", ".join(CONVS))
+    lists = {"NETWORKS": NETWORKS, "CONVS": conv_methods(), "LINEARS": linear_methods()}
+    ModelSpec.__doc__ = reduce(lambda text, key: text.replace(key, ", ".join(lists[key])), lists, _HELP)
 
 
 @dataclass(frozen=True)

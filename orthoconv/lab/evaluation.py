@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from orthoconv.attacks import L2Ball, apgd, pgd
-from orthoconv.certify import EPS, certify
+from orthoconv.attacks import L2Ball, apgd, empirical_lipschitz, pgd
+from orthoconv.certificates import EPS, certify
 from orthoconv.data import Split, batches
 from orthoconv.files import write_atomically
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import quiet_bar
 from orthoconv.lab.runs import Run
-from orthoconv.lipschitz import empirical_lipschitz
-from orthoconv.nn.memory import frozen
+from orthoconv.nn.reparametrized import frozen
 
 _CHUNK = 500
 _TRIES = [0.05 * 1.25**k for k in range(24)]  # norms at which the images of the gallery are attacked

@@ -16,13 +16,12 @@ from matplotlib import image as mpl_image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from orthoconv.certificates import singular_values
 from orthoconv.files import read_json
 from orthoconv.lab import plots
 from orthoconv.lab.pages import render
 from orthoconv.lab.runs import Run
-from orthoconv.nn.base import BaseConv2d
-from orthoconv.nn.linear import BaseLinear
-from orthoconv.tracing import calls
+from orthoconv.modules import leaf_inputs
 
 
 def write_report(run: Path, compare: list[Path]) -> Path:
@@ -92,15 +91,10 @@ def _layers(run: Run) -> list[dict[str, Any]]:
 @torch.no_grad()
 def _ranges(model: nn.Sequential, x: Tensor) -> list[dict[str, Any]]:
     rows = []
-    for _, module, y in calls(model, x):
-        if isinstance(module, BaseConv2d):
-            values = module.singular_values((y.shape[-2], y.shape[-1]))
-        elif isinstance(module, BaseLinear | nn.Linear):
-            matrix = module.recall() if isinstance(module, BaseLinear) else module.weight
-            values = torch.linalg.svdvals(matrix.double())
-        else:
-            continue
-        rows.append({"name": str(module), "range": (float(values.min()), float(values.max()))})
+    for _, module, y in leaf_inputs(model, x):
+        values = singular_values(module, y.shape[1:])
+        if values is not None:
+            rows.append({"name": str(module), "range": (float(values.min()), float(values.max()))})
     return rows
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from tqdm import tqdm
 
 from orthoconv import models
-from orthoconv.certify import certify
+from orthoconv.certificates import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
 from orthoconv.lab.configs import Training

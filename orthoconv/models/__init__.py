@@ -1,6 +1,6 @@
-"""The networks of the paper, each with any of its layers."""
+"""Networks: those of the paper, with layers of any method, and trained ones."""
 
-from orthoconv.models.build import NETWORKS, build
+from orthoconv.models.networks import NETWORKS, build
 from orthoconv.models.trained import PRETRAINED, card, load, pretrained
 
 __all__ = ["NETWORKS", "PRETRAINED", "build", "card", "load", "pretrained"]

@@ -4,30 +4,32 @@ __all__ = ["DEPTH", "resnet9"]
 
 from torch import nn
 
-from orthoconv.models.kit import Kit, width_of
+from orthoconv.models.factory import LayerFactory, width_of
 from orthoconv.nn import ConvexResidual, MaxMin, ScaledAvgPool2d
 
 DEPTH = 10
 DIVISOR = 16
 
 
-def resnet9(kit: Kit, size: tuple[int, int], channels: int, classes: int, width: float, k: int) -> list[nn.Module]:
+def resnet9(
+    make: LayerFactory, size: tuple[int, int], channels: int, classes: int, width: float, k: int
+) -> list[nn.Module]:
     """Four convolutions and two residual blocks with poolings between them, then two linear layers."""
     a, b, c, d = (width_of(n, width) for n in (64, 128, 256, 512))
     features = d * (size[0] // 16) * (size[1] // 16)
 
     def residual(n: int) -> ConvexResidual:
-        f = nn.Sequential(*kit.conv(n, n, k), MaxMin(), *kit.conv(n, n, k), MaxMin())
-        return ConvexResidual(f, nn.Sequential(*kit.scale(2)))
+        f = nn.Sequential(*make.conv(n, n, k), MaxMin(), *make.conv(n, n, k), MaxMin())
+        return ConvexResidual(f, nn.Sequential(*make.scale(2)))
 
     return [
-        *kit.conv(channels, a, k), MaxMin(),
-        *kit.conv(a, b, k), MaxMin(), ScaledAvgPool2d(2),
+        *make.conv(channels, a, k), MaxMin(),
+        *make.conv(a, b, k), MaxMin(), ScaledAvgPool2d(2),
         residual(b),
-        *kit.conv(b, c, k), MaxMin(), ScaledAvgPool2d(2),
-        *kit.conv(c, d, k), MaxMin(), ScaledAvgPool2d(2),
+        *make.conv(b, c, k), MaxMin(), ScaledAvgPool2d(2),
+        *make.conv(c, d, k), MaxMin(), ScaledAvgPool2d(2),
         residual(d),
         ScaledAvgPool2d(2), nn.Flatten(),
-        *kit.linear(features, d), MaxMin(),
-        *kit.linear(d, classes),
+        *make.linear(features, d), MaxMin(),
+        *make.linear(d, classes),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from orthoconv import data
 from orthoconv.files import read_json, sha256
-from orthoconv.models.build import build
+from orthoconv.models.networks import build
 from orthoconv.weights import CheckpointError, load_into, read
 
 PRETRAINED = {  # name, and SHA-256 of the weights

@@ -4,7 +4,7 @@ __all__ = ["DEPTH", "wide_resnet10_10"]
 
 from torch import nn
 
-from orthoconv.models.kit import Kit, width_of
+from orthoconv.models.factory import LayerFactory, width_of
 from orthoconv.nn import ConvexResidual, MaxMin, ScaledAvgPool2d
 
 DEPTH = 9
@@ -12,7 +12,7 @@ DIVISOR = 16
 
 
 def wide_resnet10_10(
-    kit: Kit, size: tuple[int, int], channels: int, classes: int, width: float, k: int
+    make: LayerFactory, size: tuple[int, int], channels: int, classes: int, width: float, k: int
 ) -> list[nn.Module]:
     """One convolution, three residual blocks whose other branch is a convolution too, and two linear layers."""
     widths = [width_of(n, width) for n in (16, 160, 320, 640)]
@@ -21,16 +21,16 @@ def wide_resnet10_10(
 
     def block(i: int, o: int, pool: int) -> list[nn.Module]:
         pooling = [ScaledAvgPool2d(pool)] if pool > 1 else []
-        f = nn.Sequential(*kit.conv(i, o, k), *pooling, MaxMin(), *kit.conv(o, o, k))
-        skip = nn.Sequential(*kit.conv(i, o, k), *pooling, *kit.scale())
+        f = nn.Sequential(*make.conv(i, o, k), *pooling, MaxMin(), *make.conv(o, o, k))
+        skip = nn.Sequential(*make.conv(i, o, k), *pooling, *make.scale())
         return [MaxMin(), ConvexResidual(f, skip)]
 
     return [
-        *kit.conv(channels, widths[0], k),
+        *make.conv(channels, widths[0], k),
         *block(widths[0], widths[1], 1),
         *block(widths[1], widths[2], 2),
         *block(widths[2], widths[3], 2),
         MaxMin(), ScaledAvgPool2d(4), nn.Flatten(),
-        *kit.linear(features, last), MaxMin(),
-        *kit.linear(last, classes),
+        *make.linear(features, last), MaxMin(),
+        *make.linear(last, classes),
     ]  # fmt: skip

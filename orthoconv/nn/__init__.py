@@ -1,20 +1,28 @@
-"""Layers: modules of torch that are orthogonal or not expansive, and the plain ones to compare them with."""
+"""Layers: modules of torch that are orthogonal or nonexpansive, and the plain ones to compare them with."""
 
 from orthoconv.nn.activation import GroupSort, MaxMin
 from orthoconv.nn.bcop import BCOPConv2d
-from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d
+from orthoconv.nn.bjorck import BjorckLinear
+from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
 from orthoconv.nn.circular import CircularConv2d
+from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
 from orthoconv.nn.downsample import InvertibleDownsample
-from orthoconv.nn.linear import BjorckLinear, CayleyLinear
+from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
+from orthoconv.nn.layer import Layer
+from orthoconv.nn.linear import BaseLinear
+from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import ScaledAvgPool2d
 from orthoconv.nn.residual import ConvexResidual, ConvexSum
 from orthoconv.nn.rko import RKOConv2d
+from orthoconv.nn.spectral import SpectralConv2d
 from orthoconv.nn.svcm import SVCMConv2d
 
 __all__ = [
     "BCOPConv2d",
+    "BaseConv2d",
+    "BaseLinear",
     "BjorckLinear",
     "CayleyConv2d",
     "CayleyConvTranspose2d",
@@ -24,6 +32,8 @@ __all__ = [
     "ConvexSum",
     "GroupSort",
     "InvertibleDownsample",
+    "KernelConv2d",
+    "Layer",
     "MaxMin",
     "Normalize",
     "OSSNConv2d",
@@ -31,4 +41,10 @@ __all__ = [
     "SVCMConv2d",
     "Scale",
     "ScaledAvgPool2d",
+    "SpectralConv2d",
+    "TransposedConv2d",
+    "WeightConv2d",
+    "conv_methods",
+    "linear_methods",
+    "register_method",
 ]

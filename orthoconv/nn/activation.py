@@ -2,16 +2,19 @@
 
 __all__ = ["GroupSort", "MaxMin"]
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.base import positive_int
-from orthoconv.tracing import is_concrete, is_eager, is_forward_mode
+from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.nn.arguments import positive_int
+from orthoconv.nn.layer import Permutation
+from orthoconv.nn.plain import PlainMaxMin
 
 
-class GroupSort(nn.Module):
+class GroupSort(Permutation):
     """Sort channels in groups, in descending order: channel c with c + n, c + 2 n, ... of group_size * n channels.
 
     Arguments:
@@ -40,8 +43,14 @@ class GroupSort(nn.Module):
         return f"{self.group_size}"
 
 
-class MaxMin(nn.Module):
-    """`GroupSort` of two: the larger of channels c and c + n / 2, then the smaller ones; `dim` as there.
+class MaxMin(Permutation):
+    """`GroupSort` of two: the larger of channels c and c + n / 2, then the smaller ones.
+
+    Arguments:
+        dim: Axis of the channels, as in `GroupSort`.
+
+    Shape:
+        (b, c, ...), to the same; c is even.
 
     >>> MaxMin()(torch.tensor([[1.0, 4.0, 3.0, 2.0]]))
     tensor([[3., 4., 1., 2.]])
@@ -54,51 +63,40 @@ class MaxMin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dim = _axis(x, self.dim, "MaxMin")
         _split(x, dim, 2, "MaxMin")
-        if not torch.is_grad_enabled() and is_eager(x):
-            return _MaxMin.forward(x, dim)  # nothing is to be saved for a gradient
-        if is_forward_mode():
-            a, b = x.chunk(2, dim)
-            return _swap(x, a >= b, dim)
-        y: Tensor = _MaxMin.apply(x, dim)
-        return y
+        forward, backward = partial(_forward, dim), partial(_backward, dim)
+        return with_gradient((x,), partial(_ordinary, dim), forward, backward, keep_inputs=False)
+
+    def exported(self, shape: Sequence[int]) -> nn.Module:
+        return PlainMaxMin(self.dim)
 
 
-class _MaxMin(torch.autograd.Function):
-    """Maximum and minimum of two halves; the gradient goes where the value came from, ties included."""
+def _ordinary(dim: int, x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim)
+    return _swap(x, a >= b, dim)
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x: Tensor, dim: int) -> Tensor:
-        a, b = x.chunk(2, dim)
-        if not is_concrete(x):
-            return torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim)
-        y = torch.empty_like(x)
-        larger, smaller = y.chunk(2, dim)
-        torch.maximum(a, b, out=larger)
-        torch.minimum(a, b, out=smaller)
-        return y
+def _forward(dim: int, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    y, (a, b) = torch.empty_like(x), x.chunk(2, dim)
+    larger, smaller = y.chunk(2, dim)
+    torch.maximum(a, b, out=larger)
+    torch.minimum(a, b, out=smaller)
+    return y, (a >= b,)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        x, ctx.dim = inputs
-        a, b = x.chunk(2, ctx.dim)
-        ctx.save_for_backward(a >= b)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (first,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_concrete(grad, first):
-            return _swap(grad, first, ctx.dim), None
-        g, (larger, smaller) = torch.empty_like(grad), grad.chunk(2, ctx.dim)
-        a, b = g.chunk(2, ctx.dim)
-        torch.where(first, larger, smaller, out=a)
-        torch.where(first, smaller, larger, out=b)
-        return g, None
+def _backward(dim: int, grad: Tensor, needed: Sequence[bool], inputs: object, kept: tuple[Tensor, ...]) -> Tensors:
+    """Send the gradient to where the value came from, ties included."""
+    (first,) = kept
+    if torch.is_grad_enabled():
+        return (_swap(grad, first, dim),)
+    g, (larger, smaller) = torch.empty_like(grad), grad.chunk(2, dim)
+    a, b = g.chunk(2, dim)
+    torch.where(first, larger, smaller, out=a)
+    torch.where(first, smaller, larger, out=b)
+    return (g,)
 
 
 def _swap(x: Tensor, first: Tensor, dim: int) -> Tensor:
-    """Both halves of `x`, as they are where `first` is true, in each other's place where it is not."""
+    """Exchange the two halves of `x` where `first` is false."""
     a, b = x.chunk(2, dim)
     return torch.cat((torch.where(first, a, b), torch.where(first, b, a)), dim)
 

@@ -6,16 +6,18 @@ Xiao et al., Dynamical Isometry and a Mean Field Theory of CNNs, 2018.
 
 __all__ = ["BCOPConv2d"]
 
+from functools import partial
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.linalg import orthogonalizer as find_orthogonalizer
+from orthoconv.nn.arguments import Pair
 from orthoconv.nn.kernel import KernelConv2d
-from orthoconv.nn.memory import Pair
+from orthoconv.nn.layer import Guarantee
+from orthoconv.nn.methods import register_method
 
 
 class BCOPConv2d(KernelConv2d):
@@ -26,34 +28,35 @@ class BCOPConv2d(KernelConv2d):
     matrix H at the side with fewer channels. P has rank c // 2, c the larger number of channels, and is N N* for an
     orthogonal N (c, c // 2).
 
-    Arguments are those of `CayleyConv2d` without `signs`, and
+    Arguments are those of `BaseConv2d`, and
 
         orthogonalizer: What makes H and the N orthogonal: "bjorck", or "cayley" for the paper's CayleyBCOP.
 
     Attributes: `weight`, before it becomes H, (groups, min, c); `projectors`, before they become N,
     (groups, kh + kw - 2, c, c // 2), or None for one tap; `bias`.
 
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+
+    >>> import torch
     >>> from orthoconv.testing import orthogonality_error
     >>> orthogonality_error(BCOPConv2d(4, 4, 3, dtype=torch.float64), (4, 5, 6)) < 1e-12
     True
     """
 
-    orthogonal: ClassVar[bool] = True
+    guarantee: ClassVar[Guarantee | None] = "orthogonal"
+    weight: nn.Parameter
     projectors: nn.Parameter | None
 
-    def __init__(self, *args: Any, orthogonalizer: str = "bjorck", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def set_up(self, *, orthogonalizer: str = "bjorck") -> None:
         find_orthogonalizer(orthogonalizer)
         self.orthogonalizer = orthogonalizer
         o, i, kh, kw = self.kernel_shape
         o //= self.groups
         c = max(o, i)
-        self.weight = nn.Parameter(torch.empty(self.groups, min(o, i), c, **self._factory))
-        if kh == kw == 1:
-            self.register_parameter("projectors", None)
-        else:
-            self.projectors = nn.Parameter(torch.empty(self.groups, kh + kw - 2, c, c // 2, **self._factory))
-        self.reset_parameters()
+        self.weight = self.new_parameter(self.groups, min(o, i), c)
+        several = None if kh == kw == 1 else self.new_parameter(self.groups, kh + kw - 2, c, c // 2)
+        self.register_parameter("projectors", several)
 
     def reset_parameters(self) -> None:
         """Orthogonal matrices divided by sqrt(c), as in the BCOP paper."""
@@ -88,3 +91,7 @@ def _two_taps(K: Tensor, N: Tensor, axis: int) -> Tensor:
     second = K - first
     end, start = ((0, 1), (1, 0)) if axis == 2 else ((0, 0, 0, 1), (0, 0, 1, 0))
     return F.pad(first, (0, 0, 0, 0, *end)) + F.pad(second, (0, 0, 0, 0, *start))
+
+
+register_method("bcop", conv=BCOPConv2d, linear="bjorck")
+register_method("cayley_bcop", conv=partial(BCOPConv2d, orthogonalizer="cayley"), linear="cayley")

@@ -2,16 +2,20 @@
 
 __all__ = ["CircularConv2d"]
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from orthoconv.nn.arguments import Pair
 from orthoconv.nn.kernel import WeightConv2d
-from orthoconv.nn.memory import Pair
+from orthoconv.nn.methods import register_method
 
 
 class CircularConv2d(WeightConv2d):
     """Convolution with circular padding and the stride of the layers here; it guarantees nothing.
 
-    Arguments and shapes are those of `CayleyConv2d`, without `signs`.
+    Arguments are those of `BaseConv2d`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
 
     >>> import torch
     >>> CircularConv2d(3, 8, 4, stride=2)(torch.randn(1, 3, 6, 6)).shape
@@ -20,3 +24,6 @@ class CircularConv2d(WeightConv2d):
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return sources[0]
+
+
+register_method("plain", conv=CircularConv2d, linear=nn.Linear)

@@ -2,11 +2,20 @@
 
 __all__ = ["InvertibleDownsample", "depth_to_space", "space_to_depth"]
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from orthoconv.nn.arguments import positive_int
+from orthoconv.nn.layer import Permutation
 
 
-class InvertibleDownsample(nn.Module):
-    """Blocks of s x s pixels to channels: a permutation, so nothing is lost.
+class InvertibleDownsample(Permutation):
+    """Move blocks of s x s pixels into the channels: a permutation, so nothing is lost.
+
+    Arguments:
+        block: Side s of a block.
+
+    Shape:
+        (b, c, h, w), to (b, c s s, h / s, w / s).
 
     >>> import torch
     >>> InvertibleDownsample(2)(torch.zeros(1, 3, 4, 6)).shape
@@ -15,9 +24,7 @@ class InvertibleDownsample(nn.Module):
 
     def __init__(self, block: int) -> None:
         super().__init__()
-        if isinstance(block, bool) or not hasattr(block, "__index__") or block < 1:
-            raise ValueError(f"block must be a positive int, got {block!r}")
-        self.block = int(block)
+        self.block = positive_int("block", block)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[-2] % self.block or x.shape[-1] % self.block:

@@ -7,29 +7,30 @@ With W = [U; V] at each frequency, or [U, V] if it has more columns than rows, l
 Three savings over the formulas as they stand:
 
 - M is a sum over few taps: of U, of its adjoint, and of the correlation of V with itself, which is found in space.
-- The gradient of Q is never formed. For y = Q x and gradients g of y and Q* g of x, let z be x with the first n entries
-  of y added to its own, and v be g with those of Q* g. The gradients of M and V are minus the blocks of v z*. That is
-  one product of pixels with pixels, where the derivative of an inverse has two of matrices with matrices.
+- The gradient of Q is never formed. Let y = Q x, and let g and Q* g be the gradients of y and x. Let z = x + y on the
+  first n entries and z = x on the rest; likewise v = g + Q* g on the first n entries and v = g on the rest. The
+  gradients of M and V are minus the blocks of v z*. That is one product of pixels with pixels, where the derivative of
+  an inverse has two of matrices with matrices.
 - Frequencies are taken a few at a time: what is computed for them stays in the cache, and its memory is bounded.
 """
 
 __all__ = ["cayley_conv2d", "cayley_head", "cayley_matrices"]
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from orthoconv import budget
+from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.elimination import inverse, lu_factor
 from orthoconv.fourier import offsets
-from orthoconv.nn.memory import Pair
+from orthoconv.nn.arguments import Pair
 from orthoconv.planes import COMPLEX, Plane, chunks, plane
-from orthoconv.tracing import in_full_precision, pull_back
-
-_FEWEST = 16  # frequencies that are taken at once, however large their matrices: sums over fewer are slow
-_LARGE = 128  # order of matrices from which solving for few right-hand sides is faster than inverting
+from orthoconv.tracing import tensor_cache
 
 
 class Phases(NamedTuple):
@@ -65,57 +66,39 @@ def cayley_conv2d(
     >>> round((y.norm() / x.norm()).item(), 4)
     1.0
     """
-    taps = _taps(W, (x.shape[-2], x.shape[-1]), dilation, groups)
-    y: Tensor = _Cayley.apply(x, taps.m, taps.v, bias, taps, adjoint)
-    return y
+    return _convolve(x, bias, _taps(W, (x.shape[-2], x.shape[-1]), dilation, groups), adjoint)
 
 
 def cayley_head(x: Tensor, W: Tensor, dilation: Pair = (1, 1)) -> Tensor:
     """The first outputs of `cayley_conv2d`, as many as there are inputs: (R - I) x, where W has more rows."""
     taps = _taps(W, (x.shape[-2], x.shape[-1]), dilation, 1)
-    y: Tensor = _Cayley.apply(x, taps.m, None, None, taps, False)
-    return y
+    return _convolve(x, None, taps._replace(v=None), adjoint=False)
 
 
 def cayley_matrices(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
     """The transform itself: Q (f, g, o, i) at each frequency of the plane of images of that size."""
     taps = _taps(W, size, dilation, groups)
     M, V = taps.matrices(slice(None))
-    Q: Tensor = _form(torch.linalg.inv(M), V, wide=taps.wide).unflatten(0, (-1, groups))
+    Q: Tensor = _form(inverse(M), V, wide=taps.wide).unflatten(0, (-1, groups))
     return Q
 
 
-class _Cayley(torch.autograd.Function):
+def _convolve(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> Tensor:
     """The layer as a function of x, of the taps m and v, and of the bias."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, m: Tensor, v: Tensor | None, bias: Tensor | None, taps: Taps, adjoint: bool
-    ) -> Tensor:
-        y, kept = _apply(x, bias, taps._replace(m=m, v=v), adjoint)
-        ctx.taps, ctx.adjoint, ctx.kept = taps, adjoint, len(kept)
-        ctx.save_for_backward(x, m, v, bias, *(t for some in kept for t in some))
-        return y
+    def forward(x: Tensor, m: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return _apply(x, bias, taps._replace(m=m, v=v), adjoint)
 
-    @staticmethod
-    @in_full_precision
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, m, v, bias, *flat = ctx.saved_tensors
-        taps, needed = ctx.taps._replace(m=m, v=v), ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            y, _ = _apply(x, bias, taps, ctx.adjoint)
-            return *pull_back(y, (x, m, v, bias), needed, grad), None, None
-        each = len(flat) // ctx.kept
-        kept = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
-        return *_gradients(x, grad, kept, taps, needed, ctx.adjoint), None, None
+    backward = partial(_gradients, taps, adjoint)
+    return with_gradient((x, taps.m, taps.v, bias), lambda *inputs: forward(*inputs)[0], forward, backward)
 
 
-def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """The layer, and what its gradient needs of each chunk of frequencies."""
+def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The layer; and, unless torch differentiates it, what its gradient needs of each chunk of frequencies."""
     p, (g, n) = taps.plane, taps.m.shape[1:3]
     rest = 0 if taps.v is None else taps.v.shape[3 if taps.wide else 2]
     larger = taps.wide == adjoint  # the side of the output
-    X, Y, kept = p.transform(x), p.empty(x, g * (n + rest if larger else n)), []
+    X, Y, kept = p.transform(x), p.empty(x, g * (n + rest if larger else n)), list[Tensor]()
     for some in _chunks(x, taps):
         T = p.take(X, some, g)
         factors = _factor(*taps.matrices(some), rows=len(x), wide=taps.wide)
@@ -123,28 +106,33 @@ def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[T
         p.put(Y, some, g, S)
         if not torch.is_grad_enabled():
             T[..., :n] += S[..., :n]
-            kept.append((T, *factors))
+            kept += [T, *factors]
     if bias is not None:
         p.mean(Y).add_(bias * (p.size[0] * p.size[1]))
-    return p.invert(Y), kept
+    return p.invert(Y), tuple(kept)
 
 
 def _gradients(
-    x: Tensor, grad: Tensor, kept: list[tuple[Tensor, ...]], taps: Taps, needed: tuple[bool, ...], adjoint: bool
-) -> tuple[Tensor | None, ...]:
+    taps: Taps, adjoint: bool, grad: Tensor, needed: Sequence[bool], inputs: tuple[Any, ...], kept: tuple[Tensor, ...]
+) -> Tensors:
     """Gradients of x, m, v and the bias."""
+    x, m, v, _ = inputs
+    taps = taps._replace(m=m, v=v)
     p, (g, n) = taps.plane, taps.m.shape[1:3]
     G, GX = p.transform(grad), p.empty(x, x.shape[1]) if needed[0] else None
     gm = torch.zeros_like(taps.m, dtype=COMPLEX[x.dtype])
     gv = None if taps.v is None else torch.zeros_like(taps.v, dtype=gm.dtype)
-    for some, (kept_here, *factors) in zip(_chunks(x, taps), kept, strict=True):
+    parts = list(_chunks(x, taps))
+    each = len(kept) // len(parts)
+    for k, some in enumerate(parts):
+        before, *factors = kept[k * each : (k + 1) * each]
         T = p.take(G, some, g)
         S = _product(T, tuple(factors), wide=taps.wide, adjoint=not adjoint)
         if GX is not None:
             p.put(GX, some, g, S)
         T[..., :n] += S[..., :n]
-        z, v = (T, kept_here) if adjoint else (kept_here, T)  # each with the rest of x or of g beside it, if it has one
-        H = v.mH @ z  # (f g, o, i)
+        z, w = (T, before) if adjoint else (before, T)  # z and v of the text above
+        H = w.mH @ z  # (f g, o, i)
         _accumulate(gm, taps.phases[0].adjoint[:, some], H[:, :n, :n], -1)
         if gv is not None:
             _accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
@@ -158,9 +146,9 @@ def _gradients(
 
 def _factor(M: Tensor, V: Tensor | None, *, rows: int, wide: bool) -> tuple[Tensor, ...]:
     """What `_product` needs: Q; or, for large matrices and few rows, the factors of M, and V."""
-    if M.shape[-1] <= max(rows, _LARGE):
-        return (_form(torch.linalg.inv(M), V, wide=wide),)
-    return *torch.linalg.lu_factor(M), M[:, :0] if V is None else V
+    if M.shape[-1] <= max(rows, budget.INVERTED_ORDER):
+        return (_form(inverse(M), V, wide=wide),)
+    return *lu_factor(M), M[:, :0] if V is None else V
 
 
 def _form(R: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
@@ -188,7 +176,7 @@ def _chunks(x: Tensor, taps: Taps) -> Iterator[slice]:
     """Frequencies that are taken at once."""
     matrix, rest = taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
     numbers = 4 * matrix + rest + 4 * len(x) * (matrix + rest) // taps.m.shape[-1]
-    return chunks(len(taps.plane), 2 * x.element_size() * numbers, _FEWEST)
+    return chunks(len(taps.plane), 2 * x.element_size() * numbers, budget.FEWEST_FREQUENCIES)
 
 
 def _sum(phases: Tensor, taps: Tensor) -> Tensor:
@@ -221,17 +209,16 @@ def _correlation(V: Tensor, *, wide: bool) -> Tensor:
     return S if wide else S.transpose(1, 2)
 
 
-@lru_cache(maxsize=64)
+@tensor_cache
 def _phases(
     size: Pair, k: Pair, dilation: Pair, square: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Phases, Phases]:
     """Phases of the taps of M and of V."""
-    with torch.inference_mode(False):
-        p = plane(size, dtype, device)
-        P = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
-        parts = [P, P.conj()]
-        if not square:
-            parts.append(p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True))))
-        both = [(Q, (p.scale[:, None] * Q).mT.contiguous()) for Q in (torch.cat(parts, dim=1), P)]
-        m, v = (Phases(*(Q.to(device, COMPLEX[dtype]) for Q in pair)) for pair in both)
-        return m, v
+    p = plane(size, dtype, device)
+    P = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
+    parts = [P, P.conj()]
+    if not square:
+        parts.append(p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True))))
+    both = [(Q, (p.scale[:, None] * Q).mT.contiguous()) for Q in (torch.cat(parts, dim=1), P)]
+    m, v = (Phases(*(Q.to(device, COMPLEX[dtype]) for Q in pair)) for pair in both)
+    return m, v

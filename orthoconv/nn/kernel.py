@@ -1,21 +1,27 @@
 """Convolutions by a kernel in space, however the kernel is made."""
 
-__all__ = ["KernelConv2d", "circular_conv2d", "padding", "wrap"]
+__all__ = ["KernelConv2d", "WeightConv2d", "circular_conv2d", "wrap"]
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv import fourier
-from orthoconv.nn.base import BaseConv2d
-from orthoconv.nn.memory import Pair
+from orthoconv.fourier import padding
+from orthoconv.linalg import frobenius_norm
+from orthoconv.nn.arguments import Pair
+from orthoconv.nn.convolution import BaseConv2d
+from orthoconv.nn.plain import PlainKernel
 
 
 class KernelConv2d(BaseConv2d):
-    """Circular convolution by a kernel (o, i / groups, kh, kw) that is computed from parameters; abstract."""
+    """Circular convolution by a kernel (o, i / groups, kh, kw) that is computed from parameters; abstract.
+
+    A method is a subclass with an `operator` that returns the kernel.
+    """
 
     depends_on_size: ClassVar[bool] = False
 
@@ -23,33 +29,42 @@ class KernelConv2d(BaseConv2d):
     def kernel(self) -> Tensor:
         """The kernel that is applied."""
         if self.depends_on_size:
-            raise ValueError(f"the kernel of {type(self).__name__} depends on the image; use recall((h, w))")
+            raise ValueError(f"the kernel of {type(self).__name__} depends on the image; use cached_operator((h, w))")
         return self.operator((1, 1), *self.sources())
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        kernel = self.recall((x.shape[-2], x.shape[-1]))
+        kernel = self.cached_operator((x.shape[-2], x.shape[-1]))
         return circular_conv2d(x, kernel, bias, self.dilation, self.groups, adjoint=adjoint)
 
     def one_tap(self, size: Pair) -> Tensor:
-        return self.recall(size)[:, :, 0, 0]
+        return self.cached_operator(size)[:, :, 0, 0]
 
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
-        size = self._inner_size(size)
-        kernel = self.recall(size)
+        size = self.geometry.inner_size(size)
+        kernel = self.cached_operator(size)
         kernel = kernel.double() if double else kernel
         return fourier.spectrum(kernel, size, dilation=self.dilation, groups=self.groups)
+
+    def inner_units(self, size: Pair) -> float:
+        """Return the larger of two: in space in the layer's own precision, by its spectrum in float64."""
+        kernel = self.cached_operator(size)
+        norm = math.sqrt(math.prod(self.geometry.taps)) * frobenius_norm(kernel)
+        return max(self.spectral_units(size, norm), kernel_units(kernel))
+
+    def exported_inner(self, size: Pair) -> nn.Module:
+        return PlainKernel(self.geometry, self.cached_operator(self.geometry.inner_size(size)))
 
 
 class WeightConv2d(KernelConv2d):
     """`KernelConv2d` whose one parameter, besides the bias, is a kernel `weight` as nn.Conv2d has it; abstract."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.weight = nn.Parameter(torch.empty(self.kernel_shape, **self._factory))
-        self.reset_parameters()
+    weight: nn.Parameter
+
+    def set_up(self) -> None:
+        self.weight = self.new_parameter(*self.kernel_shape)
 
     def reset_parameters(self) -> None:
-        """PyTorch's initialisation of a convolution."""
+        """Initialise as PyTorch does for a convolution."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         self.reset_bias()
 
@@ -80,15 +95,14 @@ def circular_conv2d(
     return F.conv2d(wrap(x, before, after), weight, bias, dilation=dilation, groups=groups)
 
 
-def padding(k: Pair, dilation: Pair) -> tuple[Pair, Pair]:
-    """Rows and columns that a kernel with so many taps reads before and after a pixel."""
-    spans = dilation[0] * (k[0] - 1), dilation[1] * (k[1] - 1)
-    before = spans[0] // 2, spans[1] // 2
-    return before, (spans[0] - before[0], spans[1] - before[1])
+def kernel_units(kernel: Tensor) -> float:
+    """Rounding of a convolution in space, in units, relative to the norm of the input."""
+    taps = kernel[0, 0].numel()
+    return (taps * (max(kernel.shape[:2]) + 1) + 2) * math.sqrt(taps) * frobenius_norm(kernel)
 
 
 def wrap(x: Tensor, before: Pair, after: Pair) -> Tensor:
-    """`x` continued periodically by so many rows and columns, which may be more than it has."""
+    """Continue `x` periodically by so many rows and columns, which may be more than it has."""
     (h, w), (top, left), (bottom, right) = x.shape[-2:], before, after
     if top == left == bottom == right == 0:
         return x

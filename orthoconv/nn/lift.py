@@ -1,11 +1,13 @@
 """The rest of a Cayley convolution with few inputs, in space: [y; -V * (x + y)] from y = (R - I) x.
 
-Of the n + r outputs only n pass through the Fourier plane; V is an ordinary kernel. It is [I; -V] that is convolved
-with x + y, and x is subtracted from the first outputs, so that there is no further pass over the images.
+Only n of the n + r outputs pass through the Fourier plane; V is an ordinary kernel. The code convolves x + y with
+[I; -V], and subtracts x from the first outputs: no further pass over the images is needed.
 """
 
 __all__ = ["can_lift", "lift"]
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthoconv.nn.kernel import padding, wrap
-from orthoconv.nn.memory import Pair
+from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.fourier import padding
+from orthoconv.nn.arguments import Pair
+from orthoconv.nn.kernel import wrap
 from orthoconv.planes import chunks
-from orthoconv.tracing import in_full_precision, pull_back
 
 
 def can_lift(k: Pair, dilation: Pair, size: Pair) -> bool:
@@ -37,41 +40,40 @@ def lift(y: Tensor, x: Tensor, V: Tensor, bias: Tensor | None, dilation: Pair = 
     before, _ = padding(k, dilation)
     eye = V.new_zeros(n, n, *k)
     eye[range(n), range(n), before[0] // dilation[0], before[1] // dilation[1]] = 1
-    images: Tensor = _Lift.apply(y, x, torch.cat((eye, -V)), bias, dilation)
-    return images
+    K = torch.cat((eye, -V))
+    return with_gradient(
+        (y, x, K, bias), partial(_ordinary, dilation), partial(_lift, dilation), partial(_back, dilation)
+    )
 
 
-class _Lift(torch.autograd.Function):
-    """Convolution of x + y with K (o, n, kh, kw), and x subtracted from the first n outputs."""
+def _ordinary(dilation: Pair, y: Tensor, x: Tensor, K: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve x + y with K (o, n, kh, kw), and subtract x from the first n outputs."""
+    n, z = K.shape[1], wrap(x + y, *padding(K.shape[2:], dilation))
+    out = F.conv2d(z, K, bias, dilation=dilation)
+    return torch.cat((out[:, :n] - x, out[:, n:]), dim=1)
 
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, K: Tensor, bias: Tensor | None, dilation: Pair) -> Tensor:
-        z = wrap(x + y, *padding((K.shape[2], K.shape[3]), dilation))
-        ctx.save_for_backward(y, x, K, bias, z)
-        ctx.dilation = dilation
-        out = F.conv2d(z, K, bias, dilation=dilation)
-        out[:, : K.shape[1]].sub_(x)
-        return out
 
-    @staticmethod
-    @in_full_precision
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, x, K, bias, z = ctx.saved_tensors
-        n, k = K.shape[1], (K.shape[2], K.shape[3])
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the ordinary way
-            out = F.conv2d(wrap(x + y, *padding(k, ctx.dilation)), K, bias, dilation=ctx.dilation)
-            out = torch.cat((out[:, :n] - x, out[:, n:]), dim=1)
-            return *pull_back(out, (y, x, K, bias), ctx.needs_input_grad[:4], grad), None
-        wanted = [False, ctx.needs_input_grad[2], ctx.needs_input_grad[3]]
-        _, gK, gbias = torch.ops.aten.convolution_backward(
-            grad, z, K, [len(K)], [1, 1], [0, 0], ctx.dilation, False, [0, 0], 1, wanted
-        )
-        gz, matrix = torch.empty_like(y), K.permute(2, 3, 1, 0).flatten(0, 2)  # (kh kw n, o)
-        for some in chunks(len(y), 2 * matrix.shape[0] * y[0, 0].numel() * y.element_size()):
-            G = grad[some].flatten(2)
-            P = torch.bmm(matrix.expand(len(G), -1, -1), G)  # faster than torch's, for few channels
-            gz[some] = _gather(P.unflatten(2, y.shape[2:]), n, k, ctx.dilation)
-        return gz, gz - grad[:, :n] if ctx.needs_input_grad[1] else None, gK, gbias, None
+def _lift(dilation: Pair, y: Tensor, x: Tensor, K: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    z = wrap(x + y, *padding(K.shape[2:], dilation))
+    out = F.conv2d(z, K, bias, dilation=dilation)
+    out[:, : K.shape[1]].sub_(x)
+    return out, (z,)
+
+
+def _back(
+    dilation: Pair, grad: Tensor, needed: Sequence[bool], inputs: tuple[Any, ...], kept: tuple[Tensor, ...]
+) -> Tensors:
+    (y, _, K, _), (z,) = inputs, kept
+    n, k = K.shape[1], (K.shape[2], K.shape[3])
+    _, gK, gbias = torch.ops.aten.convolution_backward(
+        grad, z, K, [len(K)], [1, 1], [0, 0], dilation, False, [0, 0], 1, [False, needed[2], needed[3]]
+    )
+    gz, matrix = torch.empty_like(y), K.permute(2, 3, 1, 0).flatten(0, 2)  # (kh kw n, o)
+    for some in chunks(len(y), 2 * matrix.shape[0] * y[0, 0].numel() * y.element_size()):
+        G = grad[some].flatten(2)
+        P = torch.bmm(matrix.expand(len(G), -1, -1), G)  # faster than torch's, for few channels
+        gz[some] = _gather(P.unflatten(2, y.shape[2:]), n, k, dilation)
+    return gz, gz - grad[:, :n] if needed[1] else None, gK, gbias
 
 
 def _gather(P: Tensor, n: int, k: Pair, dilation: Pair) -> Tensor:

@@ -6,11 +6,20 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from orthoconv.nn.layer import Layer
 
 
-class Normalize(nn.Module):
-    """(x - mean) / std for each channel; without `std`, centring only, which leaves distances as they are.
+class Normalize(Layer):
+    """Compute (x - mean) / std for each channel; without `std`, x - mean, which leaves distances as they are.
+
+    Arguments:
+        mean: A number for each channel.
+        std: A positive number for each channel, or None.
+
+    Shape:
+        (..., c, h, w), to the same.
 
     >>> Normalize([0.5], [0.25])(torch.ones(1, 1, 1, 1)).item()
     2.0
@@ -36,12 +45,24 @@ class Normalize(nn.Module):
             raise ValueError(f"Normalize takes images with {len(self.mean)} channels, got shape {tuple(x.shape)}")
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
 
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        return 1 / float(self.std.double().min())
+
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        return 4 * self.lipschitz(shape)
+
     def extra_repr(self) -> str:
         return f"mean={self.mean.tolist()}, std={self.std.tolist()}"
 
 
-class Scale(nn.Module):
-    """Multiplication by a fixed number.
+class Scale(Layer):
+    """Multiply by a fixed number.
+
+    Arguments:
+        factor: The number.
+
+    Shape:
+        Any, to the same.
 
     >>> Scale(0.5)(torch.ones(2))
     tensor([0.5000, 0.5000])
@@ -55,6 +76,12 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
+
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        return abs(self.factor)
+
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        return 2 * abs(self.factor)
 
     def extra_repr(self) -> str:
         return f"{self.factor}"

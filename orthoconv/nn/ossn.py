@@ -6,14 +6,14 @@ Gouk et al., Regularisation of Neural Networks by Enforcing Lipschitz Continuity
 __all__ = ["OSSNConv2d"]
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from orthoconv.nn.base import positive_int
+from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.kernel import WeightConv2d, circular_conv2d
-from orthoconv.nn.memory import Pair
+from orthoconv.nn.methods import register_method
 
 
 class OSSNConv2d(WeightConv2d):
@@ -24,9 +24,12 @@ class OSSNConv2d(WeightConv2d):
     layer may exceed 1 slightly; what it really is, `singular_values` and `lipschitz_bound` say. Gradients pass through
     the estimate, with the singular vectors held fixed: exact at convergence, but second derivatives are not.
 
-    Arguments are those of `CayleyConv2d` without `signs`, and
+    Arguments are those of `BaseConv2d`, and
 
         iterations: Steps of the power method.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
 
     >>> layer = OSSNConv2d(3, 8, 3)
     >>> layer.weight.data.mul_(10).shape
@@ -37,9 +40,9 @@ class OSSNConv2d(WeightConv2d):
 
     depends_on_size: ClassVar[bool] = True
 
-    def __init__(self, *args: Any, iterations: int = 20, **kwargs: Any) -> None:
+    def set_up(self, *, iterations: int = 20) -> None:
         self.iterations = positive_int("iterations", iterations)
-        super().__init__(*args, **kwargs)
+        super().set_up()
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         weight = sources[0]
@@ -66,3 +69,6 @@ def _start(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 def _normalized(x: Tensor) -> Tensor:
     return torch.div(x, torch.linalg.vector_norm(x).clamp_min(1e-30))
+
+
+register_method("ossn", conv=OSSNConv2d, linear="bjorck")

@@ -7,13 +7,16 @@ Cisse et al., Parseval Networks, 2017. With the Cayley transform it is the paper
 __all__ = ["RKOConv2d"]
 
 import math
-from typing import Any
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from orthoconv.linalg import orthogonalizer as find_orthogonalizer
+from orthoconv.nn.arguments import Pair
 from orthoconv.nn.kernel import WeightConv2d
-from orthoconv.nn.memory import Pair
+from orthoconv.nn.layer import Guarantee
+from orthoconv.nn.methods import register_method
 
 
 class RKOConv2d(WeightConv2d):
@@ -22,18 +25,23 @@ class RKOConv2d(WeightConv2d):
     Each pixel stands in kh kw patches, so the convolution is the product of a map of norm sqrt(kh kw) and the matrix.
     Its singular values are at most 1, most of them less: it is orthogonal only for one tap.
 
-    Arguments are those of `CayleyConv2d` without `signs`, and
+    Arguments are those of `BaseConv2d`, and
 
         orthogonalizer: "bjorck" (RKO) or "cayley" (CRKO).
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
 
     >>> RKOConv2d(3, 8, 3).singular_values((8, 8)).max().item() <= 1 + 1e-6
     True
     """
 
-    def __init__(self, *args: Any, orthogonalizer: str = "bjorck", **kwargs: Any) -> None:
+    guarantee: ClassVar[Guarantee | None] = "nonexpansive"
+
+    def set_up(self, *, orthogonalizer: str = "bjorck") -> None:
         find_orthogonalizer(orthogonalizer)
         self.orthogonalizer = orthogonalizer
-        super().__init__(*args, **kwargs)
+        super().set_up()
 
     def reset_parameters(self) -> None:
         """Orthogonal, as in the BCOP paper; for "cayley" the uniform one that its scale asks for."""
@@ -49,3 +57,7 @@ class RKOConv2d(WeightConv2d):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, orthogonalizer={self.orthogonalizer!r}"
+
+
+register_method("rko", conv=RKOConv2d, linear="bjorck")
+register_method("crko", conv=partial(RKOConv2d, orthogonalizer="cayley"), linear="cayley")

@@ -1,52 +1,41 @@
 """Convolutions that are made orthogonal in the Fourier domain, whatever makes each matrix orthogonal."""
 
-__all__ = ["SpectralConv2d"]
+__all__ = ["SpectralConv2d", "Way"]
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv import fourier
-from orthoconv.nn.base import BaseConv2d, Padding
-from orthoconv.nn.memory import Pair
-from orthoconv.nn.weight_norm import Signs, WeightNormed, weight_norm
+from orthoconv.linalg import weight_norm
+from orthoconv.nn.arguments import Pair
+from orthoconv.nn.convolution import BaseConv2d
+from orthoconv.nn.layer import Guarantee
+from orthoconv.nn.plain import PlainSpectrum
+from orthoconv.nn.weight_norm import Signs, WeightNormed
 from orthoconv.planes import convolve, plane
+from orthoconv.tracing import is_eager
+
+Way = Literal["constant", "matrices", "fused", "lifted"]
 
 
 class SpectralConv2d(BaseConv2d, WeightNormed):
     """Kernel -> spectrum -> `orthogonalize` -> apply (Algorithm 1); abstract.
 
-    A method is a subclass that says how one matrix is made orthogonal, on (..., o, i). Attributes: `weight` (V),
-    `g`, `bias`, and `signs`, a buffer or None.
+    A method is a subclass that says how one matrix is made orthogonal, on (..., o, i). Attributes: `weight` (V), `g`,
+    `bias`, and `signs`, a buffer or None.
     """
 
-    orthogonal: ClassVar[bool] = True
+    guarantee: ClassVar[Guarantee | None] = "orthogonal"
+    _forced: ClassVar[Way | None] = None
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: Padding = "same",
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "circular",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        signs: Signs = None,
-    ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode,
-            device, dtype,
-        )  # fmt: skip
-        self.weight = nn.Parameter(torch.empty(self.kernel_shape, **self._factory))
+    def set_up(self, *, signs: Signs = None) -> None:
+        self.weight = self.new_parameter(*self.kernel_shape)
         self.add_scale(signs, self.groups * self.kernel_shape[1])
 
     @staticmethod
@@ -64,31 +53,66 @@ class SpectralConv2d(BaseConv2d, WeightNormed):
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         V, g, *signs = sources
         kernel = weight_norm(V, g)
-        if self._is_constant(size):  # the same real matrix at every frequency
+        if self.geometry.is_constant(size):  # the same real matrix at every frequency
             Q = self.orthogonalize(kernel.sum((2, 3)).view(1, self.groups, -1, kernel.shape[1]))
         else:
             Q = self.transform(kernel, size)
         return Q * signs[0].view(self.groups, 1, -1) if signs else Q
 
+    def way(self, size: Pair, *, adjoint: bool = False, eager: bool = True) -> Way:
+        """Choose how to convolve images of that inner size. Tests choose by `forced`.
+
+        "constant": one real matrix for every pixel. "matrices": one matrix for each frequency, formed, and remembered
+        in eval mode. "fused" and "lifted" of `CayleyConv2d` go from kernel to output without forming them.
+        """
+        if self.geometry.is_constant(size):
+            return "constant"
+        ways: list[Way] = self.ways(size, adjoint=adjoint) if eager else ["matrices"]
+        return self._forced if self._forced is not None and self._forced in ways else ways[0]
+
+    def ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
+        """List the ways that are possible in eager mode, the best one first."""
+        return ["matrices"]
+
+    @classmethod
+    @contextmanager
+    def forced(cls, way: Way) -> Iterator[None]:
+        """Let the layers of this class convolve in that way inside the context, where it is possible."""
+        cls._forced, before = way, cls._forced
+        try:
+            yield
+        finally:
+            cls._forced = before
+
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        size, tensors = (x.shape[-2], x.shape[-1]), (x, *self.sources(), *(() if bias is None else (bias,)))
+        way = "constant" if len(x) == 0 else self.way(size, adjoint=adjoint, eager=is_eager(*tensors))
+        return self.convolve_by(way, x, bias, adjoint=adjoint)
+
+    def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """`convolve` in the way that was chosen."""
         size = x.shape[-2], x.shape[-1]
-        D = self.recall(size)
+        D = self.cached_operator(size)
         D = D.mH if adjoint else D
-        if not D.is_complex() or len(x) == 0:  # the same matrix for every pixel, or no pixel at all
+        if way == "constant":
             return F.conv2d(x, D[0].real.flatten(0, 1)[..., None, None], bias, groups=self.groups)
         return convolve(plane(size, x.dtype, x.device), x, D, bias)
 
     def one_tap(self, size: Pair) -> Tensor:
-        return self.recall(size)[0].flatten(0, 1)
+        return self.cached_operator(size)[0].flatten(0, 1)
 
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
-        size = self._inner_size(size)
-        Q = self.recall(size)
-        if not self._is_constant(size):
+        size = self.geometry.inner_size(size)
+        Q = self.cached_operator(size)
+        if not self.geometry.is_constant(size):
             Q = plane(size, self.weight.dtype, self.weight.device).whole(Q)
         if double:
             Q = Q.to(torch.complex128 if Q.is_complex() else torch.float64)
         return Q.transpose(0, 1).clone()  # what is remembered stays as it is, whatever is done to this
 
-    def _is_constant(self, size: Pair) -> bool:
-        return all(k == 1 or n == 1 for k, n in zip(self.kernel_shape[2:], size, strict=True))
+    def inner_units(self, size: Pair) -> float:
+        return self.spectral_units(size, float(torch.linalg.matrix_norm(self.cached_operator(size)).max()))
+
+    def exported_inner(self, size: Pair) -> nn.Module:
+        D = self.spectrum(size)
+        return PlainSpectrum(D.mH if self.transposed else D, self.geometry.inner_size(size))

@@ -5,14 +5,15 @@ Sedghi, Gupta and Long, The Singular Values of Convolutional Layers, ICLR 2019.
 
 __all__ = ["SVCMConv2d"]
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from orthoconv import fourier
+from orthoconv.nn.arguments import Pair
 from orthoconv.nn.kernel import WeightConv2d
-from orthoconv.nn.memory import Pair
+from orthoconv.nn.methods import register_method
 
 
 class SVCMConv2d(WeightConv2d):
@@ -22,9 +23,12 @@ class SVCMConv2d(WeightConv2d):
     k x k taps. The training loop calls it from time to time; between calls, and where the alternation has not
     converged, the layer guarantees nothing, and `lipschitz_bound` says what its norm is.
 
-    Arguments are those of `CayleyConv2d` without `signs`, and
+    Arguments are those of `BaseConv2d`, and
 
         mode: "orthogonal" to make all singular values 1, "clip" to make them at most 1.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
 
     >>> layer = SVCMConv2d(8, 8, 1)
     >>> layer.project(size=(4, 4))
@@ -32,10 +36,10 @@ class SVCMConv2d(WeightConv2d):
     1.0
     """
 
-    def __init__(self, *args: Any, mode: Literal["orthogonal", "clip"] = "orthogonal", **kwargs: Any) -> None:
+    def set_up(self, *, mode: Literal["orthogonal", "clip"] = "orthogonal") -> None:
         if mode not in ("orthogonal", "clip"):
             raise ValueError(f'mode must be "orthogonal" or "clip", got {mode!r}')
-        super().__init__(*args, **kwargs)
+        super().set_up()
         self.mode = mode
         self._last_size: Pair | None = None
 
@@ -44,7 +48,7 @@ class SVCMConv2d(WeightConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        self._last_size = self._inner_size(x.shape[-2:])
+        self._last_size = self.geometry.inner_size(x.shape[-2:])
         return y
 
     @torch.no_grad()
@@ -55,11 +59,14 @@ class SVCMConv2d(WeightConv2d):
             iterations: Number of alternations; one is enough for a kernel of one tap.
             size: Size of the layer's input images; by default that of the last forward pass.
         """
-        inner = self._last_size if size is None else self._inner_size(size)
+        inner = self._last_size if size is None else self.geometry.inner_size(size)
         if inner is None:
             raise ValueError("project needs the size of the images: call the layer once before, or pass size=(h, w)")
         for _ in range(iterations):
             D = fourier.spectrum(self.weight, inner, dilation=self.dilation, groups=self.groups)
             U, values, V = torch.linalg.svd(D, full_matrices=False)
             target = U @ V if self.mode == "orthogonal" else (U * values.clamp(max=1)[..., None, :]) @ V
-            self.weight.copy_(fourier.nearest_kernel(target, inner, self.kernel_shape[2:], dilation=self.dilation))
+            self.weight.copy_(fourier.nearest_kernel(target, inner, self.geometry.taps, dilation=self.dilation))
+
+
+register_method("svcm", conv=SVCMConv2d, linear="bjorck")

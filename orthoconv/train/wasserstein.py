@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthoconv.certificates import lipschitz_bound
 from orthoconv.data.batching import generator
-from orthoconv.lipschitz import lipschitz_bound
 from orthoconv.train.loop import TrainingError
 
 _CHUNK = 500

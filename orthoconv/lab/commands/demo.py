@@ -17,8 +17,7 @@ from orthoconv.lab.plots import plot_demo
 from orthoconv.lab.reports import write_report
 from orthoconv.lab.runs import Run
 from orthoconv.lab.training import train_run
-from orthoconv.nn import CayleyConv2d
-from orthoconv.nn.base import BaseConv2d
+from orthoconv.nn import BaseConv2d, CayleyConv2d
 from orthoconv.testing import norm_ratios
 from orthoconv.train import Recipe
 

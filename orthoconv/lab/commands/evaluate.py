@@ -5,7 +5,7 @@ __all__ = ["evaluate"]
 from collections.abc import Sequence
 from pathlib import Path
 
-from orthoconv.certify import EPS
+from orthoconv.certificates import EPS
 from orthoconv.lab.evaluation import evaluate_model, table
 from orthoconv.lab.paper.records import append_record, run_record
 from orthoconv.lab.runs import Run

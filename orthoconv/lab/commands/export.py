@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from orthoconv.export import export as plain_modules
-from orthoconv.lab.exporting import write_onnx, write_pt2
+from orthoconv.exporting import export as plain_modules
+from orthoconv.exporting import to_onnx
 from orthoconv.lab.runs import Run
 
 
@@ -28,7 +28,11 @@ def export(
     model, x = folder.load_model(), torch.rand(8, *folder.input_shape, generator=torch.Generator().manual_seed(0))
     plain = plain_modules(model, x.shape[1:])
     path = out or folder.folder / f"model.{format}"
-    write_onnx(plain, x, path) if format == "onnx" else write_pt2(plain, x, path)
+    if format == "onnx":
+        to_onnx(model, x, path)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.export.save(torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)), path)
     with torch.no_grad():
         difference = (plain(x) - model(x)).abs().max().item()
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, largest difference to the model {difference:.1e}")

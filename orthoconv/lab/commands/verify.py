@@ -10,14 +10,13 @@ from tqdm import tqdm
 
 from orthoconv import models
 from orthoconv.attacks import cross_examine
-from orthoconv.certify import certify
+from orthoconv.certificates import Verification, certify
+from orthoconv.certificates import verify as verify_model
 from orthoconv.data import Split, batches, load
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
 from orthoconv.models.trained import run_arguments
-from orthoconv.nn.memory import frozen
-from orthoconv.verify import Verification
-from orthoconv.verify import verify as verify_model
+from orthoconv.nn.reparametrized import Reparametrized, frozen
 
 _CHUNK = 250
 
@@ -55,20 +54,23 @@ def _open(model: str, data_dir: Path | None) -> tuple[nn.Module, Split, float | 
     if model in models.PRETRAINED:
         card = models.card(model)
         _, test = load(card["data"], data_dir, download_bar())
-        return models.pretrained(model), test, claimed_bound(card["model"])
+        return (network := models.pretrained(model)), test, claimed_bound(network, card["model"])
     if not Path(model).is_dir():
         raise FileNotFoundError(f"{model} is neither the folder of a run nor one of {', '.join(models.PRETRAINED)}")
     run = Run(Path(model), data_dir)
-    return run.load_model(), run.load_data()[1], claimed_bound(run_arguments(run.folder, data_dir))
+    network = run.load_model()
+    return network, run.load_data()[1], claimed_bound(network, run_arguments(run.folder, data_dir))
 
 
-def claimed_bound(arguments: dict[str, Any]) -> float | None:
-    """Return the Lipschitz bound that a network was built with, or None if its layers promise none.
+def claimed_bound(network: nn.Module, arguments: dict[str, Any]) -> float | None:
+    """Return the Lipschitz bound that a network was built with, or None if one of its layers promises nothing.
 
     Arguments:
-        arguments: Arguments of `orthoconv.models.build`.
+        network: The network.
+        arguments: Arguments of `orthoconv.models.build` that it was built with.
     """
-    if arguments.get("conv") in ("plain", "svcm", "ossn") or arguments.get("linear") == "plain":
+    layers = [m for m in network.modules() if isinstance(m, Reparametrized | nn.Linear)]
+    if not all(isinstance(layer, Reparametrized) and layer.promise for layer in layers):
         return None
     return float(arguments.get("lipschitz") or 1) / float(min(arguments.get("std") or [1]))
 

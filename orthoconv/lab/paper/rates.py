@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from orthoconv import models
-from orthoconv.certify import certify
+from orthoconv.certificates import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.lab.configs import Training
 from orthoconv.lab.paper.records import Record

@@ -21,9 +21,9 @@ from orthoconv.lab.paper.records import metrics_of, run_record
 from orthoconv.lab.runs import Run
 from orthoconv.lab.timing import Figures
 from orthoconv.lab.training import train_run
-from orthoconv.nn.base import BaseConv2d
+from orthoconv.modules import leaf_inputs
+from orthoconv.nn import BaseConv2d
 from orthoconv.testing import norm_ratios
-from orthoconv.tracing import calls
 
 Config = dict[str, Any]
 
@@ -98,7 +98,7 @@ def _measure_norms(config: Config, context: Context) -> Config:
     ratios: dict[str, dict[str, list[float]]] = {}
     for when, path in (("before", run.initial_path), ("after", run.weights_path)):
         image = torch.zeros(1, *run.input_shape)
-        convs = [(m, y) for _, m, y in calls(run.load_model(path), image) if isinstance(m, BaseConv2d)]
+        convs = [(m, y) for _, m, y in leaf_inputs(run.load_model(path), image) if isinstance(m, BaseConv2d)]
         for index, name in config["layers"].items():
             layer, y = convs[int(index)]
             source = torch.Generator().manual_seed(config["recipe"]["seed"])

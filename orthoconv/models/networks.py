@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from orthoconv.models import critic, kwlarge, resnet9, wide_resnet
-from orthoconv.models.kit import Kit
+from orthoconv.models.factory import LayerFactory
 from orthoconv.nn import Normalize
-from orthoconv.nn.base import pair, positive_int
+from orthoconv.nn.arguments import pair, positive_int
 from orthoconv.nn.weight_norm import WeightNormed
 
 
@@ -82,8 +82,8 @@ def build(
         raise ValueError(f"learned_scale must be True or False, got {learned_scale!r}")
     if std is not None and mean is None:
         raise ValueError(f"std={std!r} needs a mean beside it, got mean=None")
-    kit = Kit(conv, linear, 1.0 if lipschitz == 1 else lipschitz ** (1 / network.depth))
-    options: list[Any] = [kit, size, in_channels, classes, width, kernel_size]
+    make = LayerFactory(conv, linear, 1.0 if lipschitz == 1 else lipschitz ** (1 / network.depth))
+    options: list[Any] = [make, size, in_channels, classes, width, kernel_size]
     if name == "kwlarge":
         options.append(kernel_size if strided_kernel_size is None else strided_kernel_size)
     elif strided_kernel_size is not None:

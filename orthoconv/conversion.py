@@ -1,9 +1,8 @@
-"""An existing network made 1-Lipschitz, layer by layer, and the bound of a network that torch.fx has traced."""
+"""Make an existing network 1-Lipschitz, layer by layer."""
 
 __all__ = ["ConversionError", "convert"]
 
 import copy
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +12,13 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 
-from orthoconv.lipschitz import Child, convex, lipschitz_bound, register_lipschitz_rule, require_as_defined
+from orthoconv.certificates.bounds import lipschitz_bound
+from orthoconv.certificates.graphs import SHAPE_ONLY
 from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, ScaledAvgPool2d
-from orthoconv.nn.base import pair
+from orthoconv.nn.arguments import pair
 
 _ADD = {torch.add, operator.add, operator.iadd, "add", "add_"}
 _RELU = {F.relu, torch.relu, torch.relu_, F.leaky_relu, F.elu, F.gelu, F.silu, "relu", "relu_"}
-_SAME = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
-         "transpose", "contiguous"}  # fmt: skip
 _NUMBERS = {"size", "dim", getattr, operator.getitem, operator.floordiv, operator.mul}
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish)
 _KEPT = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Tanh)
@@ -177,7 +175,7 @@ def _convert_module(m: nn.Module, shape: torch.Size) -> nn.Module:
 def _convert_call(traced: fx.GraphModule, node: fx.Node) -> None:
     """A call of a function or method: left as it is, or turned into a module."""
     target: Any = node.target
-    if target in _SAME or (target in _NUMBERS and "tensor_meta" not in node.meta):
+    if target in SHAPE_ONLY or (target in _NUMBERS and "tensor_meta" not in node.meta):
         return
     if target in _ADD:
         branches = [a for a in node.args if isinstance(a, fx.Node)]
@@ -244,90 +242,3 @@ def _call(traced: fx.GraphModule, node: fx.Node, module: nn.Module, args: Sequen
 def _set(traced: fx.GraphModule, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(traced.get_submodule(parent), name, module)
-
-
-# The bound of a graph
-
-
-@register_lipschitz_rule(fx.GraphModule)
-def _graph(module: nn.Module, x: Tensor, child: Child) -> float:
-    """Each value of the graph has a bound, from those of the values that it is computed from."""
-    assert isinstance(module, fx.GraphModule)
-    if module.graph.python_code("self").src != module.code:
-        raise TypeError("lipschitz_bound takes a graph as it runs; call recompile() after changing it")
-    follower = _Follower(module, child)
-    follower.run(x)
-    if follower.result is None:
-        raise TypeError("lipschitz_bound takes graphs that return one tensor")
-    return follower.result
-
-
-class _Follower(fx.Interpreter):
-    """Runs a graph, and keeps for each value a bound of its Lipschitz constant; None for what is no tensor."""
-
-    def __init__(self, module: fx.GraphModule, child: Child) -> None:
-        super().__init__(module)
-        self.child, self.bounds = child, dict[fx.Node, float]()
-        self.result: float | None = None
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op != "output" and not isinstance(value, Tensor) and not self._is_free_of_data(n):
-            raise TypeError(f"lipschitz_bound cannot follow {n.name}, which takes numbers out of a tensor")
-        if n.op == "output":
-            self.result = self.bounds.get(n.args[0])  # type: ignore[arg-type]
-        elif isinstance(value, Tensor):
-            self.bounds[n] = self._bound(n, value)
-        return value
-
-    def _is_free_of_data(self, n: fx.Node) -> bool:
-        """Whether a value that is no tensor depends on shapes alone."""
-        if (n.op, n.target) in (("call_method", "size"), ("call_method", "dim")):
-            return True
-        if n.target is getattr:
-            return n.args[1] in ("shape", "ndim", "dtype", "device")
-        arithmetic = (operator.getitem, operator.floordiv, operator.mul, operator.add, operator.sub)
-        return n.target in arithmetic and not any(a in self.bounds for a in n.all_input_nodes)
-
-    def _bound(self, n: fx.Node, value: Tensor) -> float:
-        if n.op == "placeholder":
-            if self.bounds:
-                raise TypeError("lipschitz_bound takes graphs of one input")
-            return self.child(n.name, nn.Identity(), value)
-        inputs = [a for a in n.all_input_nodes if a in self.bounds]
-        bounds = [self.bounds[a] for a in inputs]
-        target: Any = n.target
-        if n.op == "call_module":
-            layer = self.fetch_attr(str(target))
-            if getattr(layer, "inplace", False):
-                raise TypeError(f"lipschitz_bound takes graphs with nothing in place, got {n.name}")
-            if type(layer) is ConvexSum:
-                require_as_defined(layer, str(target))
-            if type(layer) is ConvexSum and len(n.args) == 2 and len(bounds) in (1, 2):
-                s, rest = convex(layer.alpha)
-                return s * bounds[0] + rest * bounds[-1]
-            if len(bounds) == 1 and n.args == (inputs[0],) and not n.kwargs:
-                return bounds[0] * self.child(str(target), layer, self.env[inputs[0]])
-        elif self._is_sum(n) and self._one_shape(inputs):
-            added = [self.bounds[a] for a in n.args if isinstance(a, fx.Node) and a in self.bounds]
-            if len(added) == 1 and not isinstance(added[0], float):
-                raise TypeError(f"rounding_bound has no rule for a number that is added, at {n.name}")
-            return sum(added)
-        elif target is torch.cat and bounds and n.args and isinstance(n.args[0], Sequence):
-            first, *others = [self.bounds[a] for a in n.args[0] if isinstance(a, fx.Node)]
-            return math.hypot(first, *others) if isinstance(first, float) else first.beside(*others)
-        elif (
-            (target in _SAME or target in (F.relu, torch.relu, "relu"))
-            and len(bounds) == 1
-            and not n.kwargs.get("inplace")
-        ):
-            return bounds[0]
-        raise TypeError(f"lipschitz_bound has no rule for {n.op} {getattr(target, '__name__', target)}, at {n.name}")
-
-    def _is_sum(self, n: fx.Node) -> bool:
-        """Whether two values are added, and nothing else is done, such as a multiplication by alpha."""
-        return n.target in (torch.add, operator.add, "add") and len(n.args) == 2 and not n.kwargs
-
-    def _one_shape(self, nodes: Sequence[fx.Node]) -> bool:
-        """Whether nothing is repeated, which would multiply its norm."""
-        return len({self.env[n].shape for n in nodes}) == 1

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthoconv.certificates.bounds import growth
+from orthoconv.certificates.double import in_double
 from orthoconv.linalg import row_norms
-from orthoconv.lipschitz import lipschitz_bound
-from orthoconv.rounding import growth, in_double
-from orthoconv.tracing import in_eval_mode
+from orthoconv.margins import margin
+from orthoconv.modules import in_eval_mode
 
 EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
 
@@ -20,8 +21,14 @@ EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
 class Certificates(NamedTuple):
     """Facts about each example of a data set, and the bound they rest on.
 
-    `radius` is the distance within which no input has another class; 0 where the class is wrong or tied. `slack` bounds
-    what rounding changed in the logits, in the l2 norm, and the radius allows for it; it is None where nobody asked.
+    Attributes:
+        logits: Outputs of the model, (b, classes).
+        labels: True classes, (b,).
+        radius: Distance within which no input has another class, (b,); 0 where the class is wrong or tied.
+        lipschitz: Lipschitz bound of the logits.
+        eps: Norms of perturbations that `certified_accuracy` reports on.
+        slack: Bound of what rounding changed in the logits, in the l2 norm, (b,); the radius allows for it. None if
+            `certify` was called with rounding=False.
     """
 
     logits: Tensor
@@ -34,7 +41,7 @@ class Certificates(NamedTuple):
     @property
     def correct(self) -> Tensor:
         """Whether each example is classified correctly; a tie is not."""
-        return _margin(self.logits, self.labels) > 0
+        return margin(self.logits, self.labels) > 0
 
     @property
     def clean_accuracy(self) -> float:
@@ -48,7 +55,7 @@ class Certificates(NamedTuple):
 
 
 def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, slack: Tensor | float = 0.0) -> Tensor:
-    r"""Radius within which the class of each example cannot change.
+    r"""Radius within which the class of each example cannot change (Section 3).
 
     .. math:: \frac{\max(0, y_t - \max_{i \ne t} y_i)}{\sqrt 2 L} - \frac{\eta}{L}
 
@@ -65,7 +72,7 @@ def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, sla
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     if bool((torch.as_tensor(slack) < 0).any()):
         raise ValueError(f"slack must be at least 0, got {slack!r}")
-    return (_margin(logits, labels) / math.sqrt(2) - slack).clamp_min(0) / lipschitz
+    return (margin(logits, labels) / math.sqrt(2) - slack).clamp_min(0) / lipschitz
 
 
 @torch.no_grad()
@@ -77,40 +84,45 @@ def certify(
     *,
     rounding: bool = True,
 ) -> Certificates:
-    """Certificates for all examples of `batches`, with the bound of `lipschitz_bound` unless another is given.
+    """Certify all examples of `batches`, with the bound of `lipschitz_bound` unless another is given.
 
-    A Lipschitz bound holds for exact arithmetic, and logits are computed in floating point. So each batch is computed
-    once more by `in_double`, and the radius of an example is less by the difference of its logits, and by the
-    `rounding_bound` of the second computation: what is certified is certified in exact arithmetic.
+    A Lipschitz bound holds for exact arithmetic, but logits are computed in floating point. So `certify` computes each
+    batch once more, by `in_double`. It reduces the radius of an example by the difference of its logits, and by the
+    `rounding_bound` of the second computation. What is certified holds for the exact function.
 
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had.
         batches: Pairs of images and labels.
         eps: Norms of perturbations to report on.
         lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images.
-        rounding: Whether to account for it, which takes three times as long; without, the radius is the paper's.
+        rounding: Whether to allow for rounding, which takes three times as long; without, the radius is the paper's.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> model, x = nn.Sequential(nn.Flatten(), CayleyLinear(16, 3)), torch.rand(5, 1, 4, 4)
+    >>> certify(model, [(x, model(x).argmax(1))]).clean_accuracy
+    1.0
     """
     if bad := [e for e in eps if not e >= 0]:
         raise ValueError(f"eps must be at least 0, got {bad[0]!r}")
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     slack: list[Tensor] = []
-    shape, grown = None, None
+    shape: torch.Size | None = None
     with in_eval_mode(model):
         exact = in_double(model) if rounding else None
         for x, y in batches:
-            shape = shape or x.shape[1:]
+            if shape is None:
+                shape = x.shape[1:]
+                grown = growth(model, shape, torch.float64) if rounding or lipschitz is None else None
+                lipschitz = grown.lipschitz if lipschitz is None and grown is not None else lipschitz
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
-            if lipschitz is None:
-                lipschitz = lipschitz_bound(model, shape)
             logits.append(model(x.clone()))  # whose first layer may work in place
             labels.append(y)
             if exact is not None:
-                grown = grown or growth(model, shape, torch.float64)
-                norms = row_norms(x.double())
+                assert grown is not None
                 error = row_norms(logits[-1].double() - exact(x.double().clone()))
-                slack.append(error + grown.error(norms))
+                slack.append(error + grown.error(row_norms(x.double())))
     if lipschitz is None or not logits:
         raise ValueError("certify needs at least one batch, got none")
     scores, classes, slacks = torch.cat(logits), torch.cat(labels), torch.cat(slack) if rounding else None
@@ -119,15 +131,3 @@ def certify(
     radius = certified_radius(scores.double(), classes, lipschitz, slacks)
     below = torch.nextafter(radius.to(scores.dtype), scores.new_zeros(()))  # rounding the radius must not enlarge it
     return Certificates(scores, classes, below, lipschitz, tuple(eps), slacks)
-
-
-def _margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Lead of the true class over the best other one, which is negative where the class is wrong."""
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or logits.shape[1] < 2:
-        raise ValueError(
-            f"certificates need logits (b, classes) and labels (b,), "
-            f"got {tuple(logits.shape)} and {tuple(labels.shape)}"
-        )
-    true = logits.gather(1, labels[:, None])
-    others = logits.scatter(1, labels[:, None], -math.inf)
-    return (true - others.amax(1, keepdim=True)).squeeze(1)

@@ -1,10 +1,11 @@
 """Operators computed from parameters, and remembered only as long as the parameters stay the same."""
 
-__all__ = ["Pair", "Reparametrized", "frozen"]
+__all__ = ["Reparametrized", "frozen"]
 
+import inspect
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -12,20 +13,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from orthoconv.tracing import full_precision, in_full_precision, is_concrete, pull_back
+from orthoconv import budget
+from orthoconv.autograd import gradients_of, with_gradient
+from orthoconv.nn.arguments import Pair, check_precision
+from orthoconv.nn.geometry import Geometry
+from orthoconv.nn.layer import Layer
+from orthoconv.tracing import full_precision, is_concrete
 
-Pair = tuple[int, int]
 
-_SIZES_KEPT = 4  # image sizes whose operators a layer remembers; bounds its memory
+class Reparametrized(Layer):
+    """Layer whose operator is a function of its parameters; abstract.
 
+    In training mode the operator is computed at each forward pass. In eval mode, or inside `frozen`, it is remembered
+    for each image size, together with the settings and a copy of the tensors that it came from. It is used again only
+    while those are equal, entry by entry: no edit, however made, leaves it stale. Gradients are those of the parameters
+    in every mode; where only the gradient of the input is asked for, the operator is not computed again.
 
-class Reparametrized(nn.Module, ABC):
-    """Layer whose operator is a function of its parameters, computed once where they do not change.
-
-    In training mode the operator is computed at each forward pass. In eval mode, or inside `frozen`, it is
-    remembered for each image size together with the settings and a copy of the tensors it came from, and used again
-    only while those are equal, entry by entry: no edit, however made, leaves it stale. Gradients are those of the
-    parameters in every mode; where only the input's are asked for, the operator is not computed again.
+    A subclass takes its own options in `set_up`; they appear in the signature of the class.
     """
 
     depends_on_size: ClassVar[bool] = True
@@ -33,10 +37,27 @@ class Reparametrized(nn.Module, ABC):
     _memory: dict[Pair, Tensor]
     _remembered: dict[str, Any]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        shared = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        own = [p for p in inspect.signature(cls.set_up).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        cls.__signature__ = inspect.Signature([p for p in shared if p.kind is not p.VAR_KEYWORD] + own)  # type: ignore[attr-defined]
+
     def __init__(self) -> None:
         super().__init__()
         self._frozen = 0
         self._forget()
+
+    def set_up(self) -> None:
+        """Check the options of the method, if it has any, and make its parameters."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Initialise the parameters."""
+
+    @abstractmethod
+    def reset_bias(self) -> None:
+        """Initialise the bias, if there is one."""
 
     @abstractmethod
     def sources(self) -> tuple[Tensor, ...]:
@@ -46,7 +67,11 @@ class Reparametrized(nn.Module, ABC):
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         """Operator on images of that size, a differentiable function of `sources` and of nothing else."""
 
-    def recall(self, size: Pair = (1, 1)) -> Tensor:
+    @abstractmethod
+    def singular_values_for(self, shape: Sequence[int]) -> Tensor | None:
+        """All singular values for inputs of that shape; None where a border makes it another matrix for each pixel."""
+
+    def cached_operator(self, size: Pair = (1, 1)) -> Tensor:
         """Operator for images of that size, from memory where that is allowed."""
         sources = self.sources()
         size = size if self.depends_on_size else (1, 1)
@@ -55,14 +80,16 @@ class Reparametrized(nn.Module, ABC):
             self.check()
             return compute(*sources)
         check_precision(type(self).__name__, sources[0].dtype)
-        value = self._lookup(size, sources, compute)
+        value = self._look_up(size, sources, compute)
         if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
-            value = _Recall.apply(compute, value, *sources)
+            return with_gradient(
+                sources, compute, lambda *_: (value.view_as(value), ()), lambda *a: gradients_of(compute, *a[:3])
+            )
         return value
 
     @property
     def remembers(self) -> bool:
-        """Whether the operator is remembered, here and now."""
+        """Whether the layer remembers its operator now."""
         return self._frozen > 0 or not self.training
 
     def check(self) -> None:
@@ -74,7 +101,7 @@ class Reparametrized(nn.Module, ABC):
         with full_precision(sources[0]):
             return self.operator(size, *sources)
 
-    def _lookup(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
+    def _look_up(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             settings = self._settings()
             if settings != self._remembered or not _equal(self._snapshot, sources):
@@ -84,15 +111,14 @@ class Reparametrized(nn.Module, ABC):
                 self._snapshot = tuple(source.detach().clone() for source in sources)
             if size not in self._memory:
                 self._memory[size] = compute(*self._snapshot)
-            while len(self._memory) > _SIZES_KEPT:
+            while len(self._memory) > budget.SIZES_KEPT:
                 del self._memory[next(iter(self._memory))]
             return self._memory[size]
 
     def _settings(self) -> dict[str, Any]:
-        """Plain attributes, of which some enter the operator."""
-        plain = {k: v for k, v in vars(self).items() if k[0] != "_" and isinstance(v, int | float | str | tuple)}
-        del plain["training"]
-        return plain
+        """Plain attributes; some of them enter the operator."""
+        plain = (int, float, str, tuple, Geometry)
+        return {k: v for k, v in vars(self).items() if k[0] != "_" and k != "training" and isinstance(v, plain)}
 
     def _forget(self) -> None:
         self._snapshot, self._memory, self._remembered = (), {}, {}
@@ -122,7 +148,9 @@ class Reparametrized(nn.Module, ABC):
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[nn.Module]:
-    """Context in which each layer of `model` computes its operator once per image size, in any mode.
+    """Compute the operator of each layer of `model` once per image size, and reuse it inside the context.
+
+    Eval mode does this by itself.
 
     >>> layer = nn.Identity()
     >>> with frozen(layer):
@@ -138,36 +166,6 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
             layer._frozen -= 1
             if layer.training and not layer._frozen:
                 layer._forget()
-
-
-class _Recall(torch.autograd.Function):
-    """A remembered value, with the gradient that computing it would have had."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(compute: Callable[..., Tensor], value: Tensor, *sources: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.compute, _, *sources = inputs
-        ctx.save_for_backward(*sources)
-
-    @staticmethod
-    @in_full_precision
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        sources = ctx.saved_tensors
-        wanted = [source.requires_grad for source in sources]
-        with torch.enable_grad():
-            value = ctx.compute(*sources)
-        return None, None, *pull_back(value, sources, wanted, grad, create_graph=torch.is_grad_enabled())
-
-
-def check_precision(name: str, dtype: torch.dtype) -> None:
-    """Raise a TypeError if parameters have a precision in which no transform can be computed."""
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
 
 
 def _equal(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> bool:

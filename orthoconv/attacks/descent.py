@@ -1,6 +1,6 @@
 """Projected gradient descent (Madry et al., 2018)."""
 
-__all__ = ["L2Ball", "pgd"]
+__all__ = ["L2Ball", "column", "pgd"]
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.linalg import row_norms
+from orthoconv.margins import margin
 
 _TINY = 1e-12
 
@@ -29,23 +30,23 @@ class L2Ball:
 
     def reach(self, x: Tensor) -> Tensor:
         """`eps` for each example of `x`, (b, 1, ...)."""
-        return torch.as_tensor(self.eps, dtype=x.dtype, device=x.device).expand(len(x)).reshape(_column(x))
+        return torch.as_tensor(self.eps, dtype=x.dtype, device=x.device).expand(len(x)).reshape(column(x))
 
     def start(self, x: Tensor, source: torch.Generator | None) -> Tensor:
         """A random point of the ball."""
         noise = torch.randn(x.shape, generator=source, dtype=x.dtype)
         share = torch.rand(len(x), generator=source, dtype=x.dtype) / row_norms(noise)
-        return self.project(x, (noise * share.view(_column(x))).to(x.device) * self.reach(x))
+        return self.project(x, (noise * share.view(column(x))).to(x.device) * self.reach(x))
 
     def step(self, gradient: Tensor) -> Tensor:
         """The steepest direction, of norm 1."""
-        return gradient / row_norms(gradient).clamp_min(_TINY).view(_column(gradient))
+        return gradient / row_norms(gradient).clamp_min(_TINY).view(column(gradient))
 
     def project(self, x: Tensor, d: Tensor) -> Tensor:
-        """A perturbation of `x` in the ball, near `d`; clipping to [low, high] only shortens it."""
+        """Shorten `d` to the ball, then clip x + d to [low, high]; an entry outside of it may only move towards it."""
         reach = self.reach(x)
-        d = d * (reach / torch.maximum(row_norms(d).view(_column(x)), reach.clamp_min(_TINY)))
-        return (x + d).clamp(self.low, self.high) - x
+        d = d * (reach / torch.maximum(row_norms(d).view(column(x)), reach.clamp_min(_TINY)))
+        return torch.minimum(torch.maximum(x + d, x.clamp_max(self.low)), x.clamp_min(self.high)) - x
 
 
 def pgd(
@@ -89,16 +90,11 @@ def pgd(
             broken |= logits.detach().argmax(1) != labels
             if k == iterations or bool(broken.all()):
                 break
-            (gradient,) = torch.autograd.grad(_margin(logits, labels).sum(), d)
+            (gradient,) = torch.autograd.grad(margin(logits, labels).sum(), d)
             d = ball.project(x, d.detach() - length * ball.step(gradient))
     return found
 
 
-def _margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Lead of the true class over the best other one."""
-    true = logits.gather(1, labels[:, None]).squeeze(1)
-    return true - logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-
-
-def _column(x: Tensor) -> list[int]:
+def column(x: Tensor) -> list[int]:
+    """Shape of one number for each example of `x`."""
     return [-1, *[1] * (x.ndim - 1)]

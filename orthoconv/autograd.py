@@ -1,0 +1,81 @@
+"""One scaffold for functions whose gradient is written by hand."""
+
+__all__ = ["Tensors", "gradients_of", "with_gradient"]
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthoconv.tracing import full_precision, is_eager
+
+Tensors = tuple[Tensor | None, ...]
+Forward = Callable[..., tuple[Tensor, tuple[Tensor | None, ...]]]
+Backward = Callable[[Tensor, Sequence[bool], Any, Any], Tensors]
+
+
+def with_gradient(
+    inputs: Tensors,
+    ordinary: Callable[..., Tensor],
+    forward: Forward,
+    backward: Backward,
+    *,
+    keep_inputs: bool = True,
+) -> Tensor:
+    """Compute `ordinary(*inputs)` by `forward`, with the gradient that `backward` computes.
+
+    Both are used in eager mode only. Where torch traces or transforms, and for second derivatives, torch differentiates
+    `ordinary`. Autocast touches neither direction.
+
+    Arguments:
+        inputs: Tensors, or None.
+        ordinary: Differentiable function of the inputs.
+        forward: Function of the inputs; returns the same value, and tensors to keep for the backward pass.
+        backward: Function of (gradient of the value, whether each input needs its gradient, inputs, kept tensors);
+            returns a gradient or None for each input.
+        keep_inputs: If False, `backward` gets no inputs, and torch differentiates `backward` for second derivatives:
+            for functions that are piecewise linear, which need not keep their input.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = with_gradient((x,), torch.exp, lambda x: (x.exp(), (x.exp(),)), lambda g, need, xs, kept: (g * kept[0],))
+    >>> torch.autograd.grad(y.sum(), x)[0]
+    tensor([2.7183, 2.7183])
+    """
+    if not is_eager(*(t for t in inputs if t is not None)):
+        return ordinary(*inputs)
+    if not torch.is_grad_enabled():
+        return forward(*inputs)[0]
+    value: Tensor = _WithGradient.apply(ordinary if keep_inputs else None, forward, backward, *inputs)
+    return value
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, ordinary: Callable[..., Tensor] | None, forward: Forward, backward: Backward, *inputs: Tensor | None
+    ) -> Tensor:
+        value, kept = forward(*inputs)
+        inputs = () if ordinary is None else inputs
+        ctx.ordinary, ctx.own, ctx.count = ordinary, backward, len(inputs)
+        ctx.save_for_backward(*inputs, *kept)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        inputs, kept = saved[: ctx.count], saved[ctx.count :]
+        with full_precision(grad):
+            if torch.is_grad_enabled() and ctx.ordinary is not None:  # for a second derivative
+                return None, None, None, *gradients_of(ctx.ordinary, grad, needed, inputs)
+            return None, None, None, *ctx.own(grad, needed, inputs, kept)
+
+
+def gradients_of(f: Callable[..., Tensor], grad: Tensor, needed: Sequence[bool], inputs: Tensors) -> Tensors:
+    """Differentiate f(*inputs) by torch; return the gradients that are needed, None for the others."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        value = f(*inputs)
+    wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
+    gradients = iter(torch.autograd.grad(value, wanted, grad, create_graph=create_graph))
+    return tuple(next(gradients) if need else None for need in needed)

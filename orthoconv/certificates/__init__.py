@@ -1,0 +1,23 @@
+"""Certificates: bounds of models, what rounding does to them, certified radii, and their verification."""
+
+from orthoconv.certificates.bounds import growth, lipschitz_bound, rounding_bound
+from orthoconv.certificates.certification import EPS, Certificates, certified_radius, certify
+from orthoconv.certificates.double import in_double
+from orthoconv.certificates.rules import register_rule
+from orthoconv.certificates.verification import LayerFacts, Verification, singular_values, verify
+
+__all__ = [
+    "EPS",
+    "Certificates",
+    "LayerFacts",
+    "Verification",
+    "certified_radius",
+    "certify",
+    "growth",
+    "in_double",
+    "lipschitz_bound",
+    "register_rule",
+    "rounding_bound",
+    "singular_values",
+    "verify",
+]

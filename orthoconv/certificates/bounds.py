@@ -1,0 +1,110 @@
+"""Upper bounds of a model, layer by layer: its Lipschitz constant, and what rounding can do to its outputs."""
+
+__all__ = ["growth", "lipschitz_bound", "rounding_bound"]
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx, nn
+
+from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
+from orthoconv.certificates.graphs import Child, follow
+from orthoconv.certificates.rules import rule_of
+from orthoconv.linalg import frobenius_norm
+from orthoconv.modules import zeros_for
+from orthoconv.nn.reparametrized import frozen
+from orthoconv.nn.residual import ConvexResidual, convex_weights
+
+
+def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
+    """Upper bound of the Lipschitz constant of `model`, in the l2 norm, for inputs of that shape.
+
+    It is made of the norms of the layers as they are. A convolution counts with the largest singular value of its
+    operator in the precision of its parameters, found in float64 and rounded up; so "1" may become 1.0000003. The bound
+    holds for exact arithmetic with these operators; `certify` adds what rounding does to a forward pass.
+
+    Arguments:
+        model: Made of layers of this library, and of modules that have a rule; see `register_rule`.
+        input_shape: Shape of one input, without the batch.
+
+    >>> from orthoconv.nn import CayleyConv2d, Scale
+    >>> round(lipschitz_bound(nn.Sequential(CayleyConv2d(3, 8, 3), nn.ReLU(), Scale(0.5)), (3, 8, 8)), 4)
+    0.5
+    """
+    bound = growth(model, input_shape).lipschitz
+    with torch.no_grad(), frozen(model):
+        model(zeros_for(model, input_shape))  # a shape that the model does not take is an error of the model
+    return bound
+
+
+def rounding_bound(
+    model: nn.Module, input_shape: Sequence[int], norm: float, dtype: torch.dtype = torch.float32
+) -> float:
+    """Bound of the l2 error that rounding makes in the outputs, for inputs of at most that norm.
+
+    It holds for sums in any order, and for what `export` makes of the model, too; so it is far more than what is seen.
+    `certify` measures a much smaller one.
+
+    Arguments:
+        model: As for `lipschitz_bound`, in eval mode.
+        input_shape: Shape of one input, without the batch.
+        norm: Largest norm of an input.
+        dtype: Precision that the model computes in: torch.float32, or torch.float64 for `in_double`.
+
+    >>> rounding_bound(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), norm=8.0) < 1e-3
+    True
+    """
+    if not (math.isfinite(norm) and norm >= 0):
+        raise ValueError(f"norm must be at least 0 and finite, got {norm!r}")
+    return growth(model, input_shape, dtype).error(norm)
+
+
+def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Growth:
+    """Walk through the model once; return its Lipschitz bound, and how its rounding errors grow."""
+    if dtype not in UNIT:
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+    x = zeros_for(model, input_shape)
+    with torch.no_grad(), frozen(model):
+        return _grow(model, x, type(model).__name__, UNIT[dtype])
+
+
+def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
+    def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
+        return _grow(inner, y, f"{path}.{name}", unit)
+
+    rule = rule_of(module, path)
+    if isinstance(module, nn.Sequential):
+        return _sequential(module, x, child, unit)
+    if isinstance(module, ConvexResidual):
+        return _residual(module, x, child)
+    if isinstance(module, fx.GraphModule):
+        return follow(module, x, child)
+    shape, offset = x.shape[1:], frobenius_norm(module(x.clone()))
+    lipschitz = rule.lipschitz(module, shape)
+    if not math.isfinite(lipschitz):
+        raise ValueError(
+            f"the Lipschitz bound of {path} ({type(module).__name__}) is {lipschitz}; is its weight finite?"
+        )
+    if rule.rounding is None:
+        return replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
+    constants = None if rule.constants is None else rule.constants(module, shape)
+    return leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants)
+
+
+def _sequential(module: nn.Sequential, x: Tensor, child: Child, unit: float) -> Growth:
+    grown = identity(unit)
+    for name, layer in module._modules.items():  # named_children would leave out a layer that stands in two places
+        assert layer is not None
+        grown = grown * child(name, layer, x)
+        x = layer(x)
+    return grown
+
+
+def _residual(module: ConvexResidual, x: Tensor, child: Child) -> Growth:
+    module(x)  # its branches must have one shape
+    if any(getattr(part, "inplace", False) for part in module.modules()):
+        raise TypeError("a ConvexResidual is bounded only if nothing inside works in place")
+    s, rest = convex_weights(module.alpha)
+    return s * child("f", module.f, x) + rest * child("skip", module.skip, x)

@@ -1,0 +1,45 @@
+"""A float64 copy of a model that keeps the model's own operators."""
+
+__all__ = ["in_double"]
+
+import copy
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from orthoconv.modules import replace_modules
+from orthoconv.nn.reparametrized import Reparametrized
+
+
+def in_double(model: nn.Module) -> nn.Module:
+    """Return a copy of `model` in eval mode that computes in float64, with the operators of the model's own precision.
+
+    It is the function that `lipschitz_bound` speaks of, to some 1e-13. ``model.double()`` is not: it would compute its
+    operators again, in float64.
+
+    >>> import torch
+    >>> from orthoconv.nn import CayleyLinear
+    >>> model, x = CayleyLinear(8, 4).eval(), torch.rand(2, 8)
+    >>> torch.dist(in_double(model)(x.double()), model(x)).item() < 1e-6
+    True
+    """
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in list(model.modules()):
+        _keep_parametrized(module)
+    doubles: dict[nn.Module, nn.Module] = {m: m.in_double() for m in model.modules() if isinstance(m, Reparametrized)}
+    replace_modules(model, doubles)
+    return doubles.get(model, model).double()
+
+
+def _keep_parametrized(module: nn.Module) -> None:
+    """Make what torch computes from parameters a parameter, as it was computed.
+
+    torch.nn.utils.parametrize.remove_parametrizations would change the class that a copy shares with its original.
+    """
+    if not parametrize.is_parametrized(module):
+        return
+    values = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # type: ignore[union-attr]
+    module.__class__ = parametrize.type_before_parametrizations(module)
+    del module.parametrizations
+    for name, value in values.items():
+        module.register_parameter(name, nn.Parameter(value, requires_grad=False))

@@ -1,0 +1,106 @@
+"""The growth of a graph that torch.fx has traced: each value has one, from those of the values that it comes from."""
+
+__all__ = ["SHAPE_ONLY", "Child", "follow"]
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from orthoconv.certificates.algebra import Growth
+from orthoconv.certificates.rules import require_as_defined
+from orthoconv.nn.residual import ConvexSum, convex_weights
+
+Child = Callable[[str, nn.Module, Tensor], Growth]  # the growth of a module inside, by name, for an input
+
+SHAPE_ONLY = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
+              "transpose", "contiguous"}  # fmt: skip
+_RELU = {F.relu, torch.relu, "relu"}
+
+
+def follow(module: fx.GraphModule, x: Tensor, child: Child) -> Growth:
+    """Run a graph on `x`, and return the growth of its output."""
+    if module.graph.python_code("self").src != module.code:
+        raise TypeError("a graph is bounded as it runs; call recompile() after changing it")
+    follower = _Follower(module, child)
+    follower.run(x)
+    if follower.result is None:
+        raise TypeError("a graph is bounded if it returns one tensor")
+    return follower.result
+
+
+class _Follower(fx.Interpreter):
+    """Runs a graph, and keeps the growth of each value that is a tensor."""
+
+    def __init__(self, module: fx.GraphModule, child: Child) -> None:
+        super().__init__(module)
+        self.child, self.growths = child, dict[fx.Node, Growth]()
+        self.result: Growth | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output" and not isinstance(value, Tensor) and not self._is_free_of_data(n):
+            raise TypeError(f"a graph cannot be bounded where numbers are taken out of a tensor, at {n.name}")
+        if n.op == "output":
+            self.result = self.growths.get(n.args[0])  # type: ignore[arg-type]
+        elif isinstance(value, Tensor):
+            self.growths[n] = self._grow(n, value)
+        return value
+
+    def _is_free_of_data(self, n: fx.Node) -> bool:
+        """Whether a value that is no tensor depends on shapes alone."""
+        if (n.op, n.target) in (("call_method", "size"), ("call_method", "dim")):
+            return True
+        if n.target is getattr:
+            return n.args[1] in ("shape", "ndim", "dtype", "device")
+        arithmetic = (operator.getitem, operator.floordiv, operator.mul, operator.add, operator.sub)
+        return n.target in arithmetic and not any(a in self.growths for a in n.all_input_nodes)
+
+    def _grow(self, n: fx.Node, value: Tensor) -> Growth:
+        if n.op == "placeholder":
+            if self.growths:
+                raise TypeError("a graph is bounded if it has one input")
+            return self.child(n.name, nn.Identity(), value)
+        inputs = [a for a in n.all_input_nodes if a in self.growths]
+        target: Any = n.target
+        grown = None
+        if n.op == "call_module":
+            grown = self._module(n, inputs)
+        elif self._is_sum(n) and len({self.env[a].shape for a in inputs}) == 1:  # else something is repeated
+            grown = self._sum(n)
+        elif target is torch.cat and inputs and n.args and isinstance(n.args[0], Sequence):
+            grown = reduce(Growth.beside, (self.growths[a] for a in n.args[0] if isinstance(a, fx.Node)))
+        elif (target in SHAPE_ONLY or target in _RELU) and len(inputs) == 1 and not n.kwargs.get("inplace"):
+            grown = self.growths[inputs[0]]
+        if grown is None:
+            raise TypeError(f"there is no rule for {n.op} {getattr(target, '__name__', target)}, at {n.name}")
+        return grown
+
+    def _module(self, n: fx.Node, inputs: list[fx.Node]) -> Growth | None:
+        """Growth of the value of a module, on one input, or of a ConvexSum on two."""
+        layer, growths = self.fetch_attr(str(n.target)), [self.growths[a] for a in inputs]
+        if getattr(layer, "inplace", False):
+            raise TypeError(f"a graph is bounded if nothing works in place, got {n.name}")
+        if type(layer) is ConvexSum:
+            require_as_defined(layer, str(n.target))
+            if len(n.args) == 2 and len(growths) in (1, 2):
+                s, rest = convex_weights(layer.alpha)
+                return s * growths[0] + rest * growths[-1]
+        if len(growths) == 1 and n.args == (inputs[0],) and not n.kwargs:
+            return growths[0] * self.child(str(n.target), layer, self.env[inputs[0]])
+        return None
+
+    def _is_sum(self, n: fx.Node) -> bool:
+        """Whether two values are added, and nothing else is done, such as a multiplication by alpha."""
+        return n.target in (torch.add, operator.add, "add") and len(n.args) == 2 and not n.kwargs
+
+    def _sum(self, n: fx.Node) -> Growth:
+        added = [self.growths[a] for a in n.args if isinstance(a, fx.Node) and a in self.growths]
+        if len(added) == 1:
+            return replace(added[0], unknown=added[0].unknown or f"a number that is added, at {n.name}")
+        return added[0] + added[1]

@@ -1,0 +1,205 @@
+"""Rules: the Lipschitz constant and the rounding of modules that are not of this library, torch's own among them."""
+
+__all__ = ["Rule", "register_rule", "require_as_defined", "rule_of"]
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from orthoconv import fourier
+from orthoconv.linalg import frobenius_norm, spectral_norm
+from orthoconv.nn.arguments import ints, pair
+from orthoconv.nn.kernel import kernel_units
+from orthoconv.nn.layer import Layer
+from orthoconv.nn.residual import ConvexResidual
+
+Shape = Sequence[int]
+Figure = Callable[[Any, Shape], float]  # of a module, and of the shape of one input
+
+
+class Rule(NamedTuple):
+    """What is known of a type of module; see `register_rule`."""
+
+    lipschitz: Figure
+    rounding: Figure | None
+    constants: Figure | None = None
+
+
+def register_rule(
+    *types: type[nn.Module],
+    lipschitz: float | Figure,
+    rounding: float | Figure | None = None,
+    constants: Figure | None = None,
+) -> None:
+    """Tell certificates what a type of module does to distances, and how it rounds.
+
+    Each figure is a number, or a function of (module, shape of one input). The rule holds for subclasses, too, unless
+    they have methods of their own that may change what is computed.
+
+    Arguments:
+        types: Types of modules.
+        lipschitz: Upper bound of the Lipschitz constant, in the l2 norm.
+        rounding: Bound of |computed - exact| / |x| in units of rounding (2^-24 in float32), to first order and without
+            constants that are added; 0 for a module that only moves entries or compares them. Without it, `certify` and
+            `rounding_bound` name the module and stop; ``certify(..., rounding=False)`` goes on.
+        constants: Norm of what the module adds; by default the norm of its value at zero.
+
+    >>> class Negative(nn.Module):
+    ...     def forward(self, x):
+    ...         return -x
+    >>> register_rule(Negative, lipschitz=1.0, rounding=0.0)
+    >>> from orthoconv import lipschitz_bound
+    >>> lipschitz_bound(Negative(), (3,))
+    1.0
+    """
+    rule = Rule(_figure(lipschitz), None if rounding is None else _figure(rounding), constants)
+    _RULES.update(dict.fromkeys(types, rule))
+
+
+def _figure(value: float | Figure) -> Figure:
+    return value if callable(value) else lambda module, shape: value
+
+
+_BY_LAYER = Rule(lambda layer, shape: layer.lipschitz(shape), lambda layer, shape: layer.rounding_units(shape))
+_OF_PARTS = Rule(lambda module, shape: math.nan, None)  # the walk looks at the parts
+_RULES: dict[type[nn.Module], Rule] = {nn.Sequential: _OF_PARTS, ConvexResidual: _OF_PARTS, fx.GraphModule: _OF_PARTS}
+
+
+def rule_of(module: nn.Module, path: str) -> Rule:
+    """Return the rule for a module, which must do what its class says; otherwise raise an error that names its path."""
+    kind = type(module)
+    known = next((cls for cls in kind.__mro__ if cls in _RULES or _is_layer(cls)), None)
+    if known is None or not all(map(_is_faithful, kind.__mro__[: kind.__mro__.index(known)])):
+        raise TypeError(
+            f"there is no rule for {kind.__module__}.{kind.__name__}, at {path}; "
+            f"give it one with orthoconv.register_rule"
+        )
+    require_as_defined(module, path)
+    return _RULES.get(known, _BY_LAYER)
+
+
+def _is_layer(cls: type) -> bool:
+    """Whether a class says by itself what its Lipschitz constant is."""
+    return issubclass(cls, Layer) and "lipschitz" in vars(cls)
+
+
+def require_as_defined(module: nn.Module, path: str) -> None:
+    """Raise an error if a module does not do what its class says."""
+    if "forward" in vars(module):
+        raise TypeError(f"there is no rule for the own forward of {path} ({type(module).__name__})")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise TypeError(f"nobody can see what the forward hooks of {path} do; remove them")
+
+
+_HARMLESS = {
+    "__init__", "__repr__", "extra_repr", "set_up", "reset_parameters",
+    "operator", "orthogonalize", "transform", "sources",  # the bound of a layer of ours is that of what these return
+}  # fmt: skip
+_TRUSTED = ("orthoconv.nn.", "torch.nn.utils.parametrize", "torch.fx.graph_module")
+
+
+def _is_faithful(cls: type) -> bool:
+    """Whether a subclass leaves alone what its base computes: it is of this library, or has only harmless methods."""
+    if cls.__module__.startswith(_TRUSTED):
+        return True
+    methods = {k for k, v in vars(cls).items() if callable(v) or isinstance(v, staticmethod | classmethod | property)}
+    return methods <= _HARMLESS
+
+
+# torch's own modules
+
+
+def _linear_units(module: nn.Linear, shape: Shape) -> float:
+    return (module.in_features + 1) * frobenius_norm(module.weight)
+
+
+def _conv_norm(module: nn.Conv2d, shape: Shape) -> float:
+    """A convolution padded by zeros is a part of the circular one on a torus with room for the kernel."""
+    spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    h, w = shape[-2:]
+    if module.padding_mode == "circular":
+        paddings = module._reversed_padding_repeated_twice[::-1]
+        if [sum(paddings[:2]), sum(paddings[2:])] != spans:
+            raise TypeError(f"a circular convolution is bounded if its padding keeps the size, got {module}")
+    elif module.padding_mode == "zeros":
+        h, w = h + spans[0], w + spans[1]
+    else:
+        raise TypeError(f"a convolution is bounded if its padding is by zeros or circular, got {module}")
+    weight = module.weight.detach().double()
+    return spectral_norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))
+
+
+def _softplus(module: nn.Softplus, shape: Shape) -> float:
+    if module.threshold < 20:  # it jumps there, by less than rounding from 20 on
+        raise TypeError(f"Softplus is bounded with a threshold of at least 20, got {module}")
+    return 1.0
+
+
+def _pooling(module: nn.AvgPool2d | nn.MaxPool2d, shape: Shape) -> float:
+    """Each window is bounded by the norm of its weights (1 for a maximum); a pixel stands in a number of windows."""
+    (kh, kw), (sh, sw) = (pair("size", v) for v in (module.kernel_size, module.stride))
+    dilated = isinstance(module, nn.MaxPool2d) and pair("dilation", module.dilation) != (1, 1)
+    windows = kh * kw if dilated else math.ceil(kh / sh) * math.ceil(kw / sw)
+    weight = 1.0
+    if isinstance(module, nn.AvgPool2d):
+        weight = math.sqrt(kh * kw) / abs(module.divisor_override or kh * kw)
+        if module.ceil_mode or (ints(module.padding) != (0, 0) and not module.count_include_pad):
+            weight = max(1.0, weight)  # a window at the border may hold a single pixel
+    return weight * math.sqrt(windows)
+
+
+def _pooling_units(module: nn.AvgPool2d, shape: Shape) -> float:
+    k = math.prod(pair("kernel_size", module.kernel_size))
+    return float((k + 3) * k)  # a pixel stands in at most k windows
+
+
+def _in_eval_mode(module: nn.Module, shape: Shape) -> float:
+    if module.training:
+        raise TypeError(f"{type(module).__name__} is bounded in eval mode only; call model.eval()")
+    return 1.0
+
+
+def _batch_norm(module: nn.BatchNorm2d, shape: Shape) -> float:
+    return _in_eval_mode(module, shape) * float(_gains(module).max())
+
+
+def _gains(norm: nn.BatchNorm2d) -> Tensor:
+    """What batch normalisation multiplies each channel by, without its sign."""
+    if norm.running_var is None:
+        raise TypeError(f"{type(norm).__name__} is bounded if it has running statistics, got {norm}")
+    gain = 1.0 if norm.weight is None else norm.weight.double().abs()
+    return gain / (norm.running_var.double() + norm.eps).sqrt()
+
+
+def _batch_norm_constants(norm: nn.BatchNorm2d, shape: Shape) -> float:
+    """Norm of what batch normalisation adds: mean and bias, which may cancel."""
+    assert norm.running_mean is not None
+    moved = frobenius_norm(_gains(norm) * norm.running_mean.double())
+    bias = 0.0 if norm.bias is None else frobenius_norm(norm.bias)
+    return (moved + bias) * math.sqrt(torch.Size(shape[1:]).numel())
+
+
+def _slope(module: nn.LeakyReLU, shape: Shape) -> float:
+    return max(1.0, abs(module.negative_slope))
+
+
+register_rule(
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ReLU, nn.ReLU6, nn.Hardtanh,
+    lipschitz=1.0, rounding=0.0,
+)  # fmt: skip
+register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)
+register_rule(nn.Sigmoid, lipschitz=0.25, rounding=16.0)
+register_rule(nn.Softplus, lipschitz=_softplus)
+register_rule(nn.LeakyReLU, lipschitz=_slope, rounding=lambda m, shape: 2 * _slope(m, shape))
+register_rule(nn.Linear, lipschitz=lambda m, shape: spectral_norm(m.weight), rounding=_linear_units)
+register_rule(nn.Conv2d, lipschitz=_conv_norm, rounding=lambda m, shape: kernel_units(m.weight))
+register_rule(nn.MaxPool2d, lipschitz=_pooling, rounding=0.0)
+register_rule(nn.AvgPool2d, lipschitz=_pooling, rounding=_pooling_units)
+register_rule(nn.Dropout, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
+register_rule(
+    nn.BatchNorm1d, nn.BatchNorm2d,
+    lipschitz=_batch_norm, rounding=lambda m, shape: 8 * float(_gains(m).max()), constants=_batch_norm_constants,
+)  # fmt: skip

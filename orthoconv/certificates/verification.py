@@ -1,0 +1,142 @@
+"""Check a model against what its layers promise: norms as they run, the bound of the whole, the rounding."""
+
+__all__ = ["LayerFacts", "Verification", "singular_values", "verify"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.attacks.empirical import empirical_lipschitz
+from orthoconv.certificates.bounds import growth, lipschitz_bound
+from orthoconv.certificates.double import in_double
+from orthoconv.linalg import row_norms
+from orthoconv.modules import in_eval_mode, leaf_inputs
+from orthoconv.nn.layer import Guarantee
+from orthoconv.nn.reparametrized import Reparametrized, frozen
+
+TOLERANCE = 1e-5  # by which singular values may miss 1, and a forward pass its operator, in float32
+_VISIBLE = 1e-3  # by which the ratio of two distances in float32 may be off
+_PROBES = 4
+_ATTACKED = 16
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """A linear layer as it runs on inputs of one shape.
+
+    Attributes:
+        name: Name of the layer in the model.
+        kind: Name of its class.
+        shape: Shape of one input.
+        promise: What the layer promises: "orthogonal", "nonexpansive", or None.
+        largest: Largest singular value of its operator.
+        smallest: Smallest one, or None where a border makes it another matrix for each pixel.
+        difference: Relative difference of the forward pass and the operator, on random inputs.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    promise: Guarantee | None
+    largest: float
+    smallest: float | None
+    difference: float
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the layer, one sentence each."""
+        layer, faults = f"{self.name} ({self.kind})", []
+        if self.promise and self.largest > 1 + TOLERANCE:
+            faults.append(f"{layer} promises to be {self.promise}, but its norm is {self.largest:.9g}")
+        if self.promise == "orthogonal" and self.smallest is not None and self.smallest < 1 - TOLERANCE:
+            faults.append(f"{layer} promises to be orthogonal, but has a singular value {self.smallest:.9g}")
+        if not self.difference <= TOLERANCE:
+            faults.append(
+                f"{layer} does not compute its operator: the outputs differ by {self.difference:.3g} of their size"
+            )
+        return faults
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found out about a model; it is sound if there are no faults.
+
+    Attributes:
+        layers: Facts about each linear layer.
+        lipschitz: Lipschitz bound of the model.
+        claimed: Lipschitz constant that the model should have, or None.
+        empirical: Largest ratio of distances that ascent found.
+        slack: Largest difference of the logits to those of exact arithmetic, on the inputs that were given.
+        worst: What rounding could make of the logits, with sums in the worst order.
+    """
+
+    layers: list[LayerFacts]
+    lipschitz: float
+    claimed: float | None
+    empirical: float
+    slack: float
+    worst: float
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong, one sentence each."""
+        faults = [fault for layer in self.layers for fault in layer.faults]
+        if self.claimed is not None and self.lipschitz > self.claimed * (1 + TOLERANCE) ** max(1, len(self.layers)):
+            faults.append(f"the Lipschitz bound is {self.lipschitz:.9g}, but the model claims {self.claimed:.9g}")
+        if not self.empirical <= self.lipschitz * (1 + _VISIBLE):
+            faults.append(f"logits move {self.empirical:.6g} times as far as inputs, beyond {self.lipschitz:.9g}")
+        if not self.slack <= self.worst:
+            faults.append(f"logits are off by {self.slack:.3g}, but rounding explains only {self.worst:.3g}")
+        return faults
+
+
+@torch.no_grad()
+def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verification:
+    """Check each linear layer of `model`, at the sizes at which `x` passes through it, and the whole.
+
+    The norm of a layer is that of its operator in its own precision, found in float64 from all its frequencies. Its
+    forward pass is compared with that operator on random inputs, so that neither can hide behind the other.
+
+    Arguments:
+        model: Made of layers that have a rule; see `register_rule`. It is used in eval mode.
+        x: Some inputs (b, ...).
+        claimed: Lipschitz constant that the model should have, if any.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> verify(nn.Sequential(nn.Flatten(), CayleyLinear(16, 4)), torch.rand(8, 1, 4, 4), claimed=1.0).faults
+    []
+    """
+    with in_eval_mode(model), frozen(model):
+        layers = [_look(*leaf) for leaf in leaf_inputs(model, x[:1].clone()) if isinstance(leaf.module, _LINEAR)]
+        norm = float(row_norms(x).max())
+        difference = row_norms(model(x.clone()).double() - in_double(model)(x.double().clone()))
+        ratios = empirical_lipschitz(model, x[:_ATTACKED], max(1.0, norm) / 50, bounds=None)
+        grown = growth(model, x.shape[1:], x.dtype)
+        slack, worst = float(difference.max()), grown.error(norm)
+        return Verification(layers, grown.lipschitz, claimed, float(ratios.max()), slack, worst)
+
+
+_LINEAR = (Reparametrized, nn.Linear, nn.Conv2d)
+
+
+def _look(name: str, layer: nn.Module, x: Tensor) -> LayerFacts:
+    shape = tuple(x.shape[1:])
+    probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(x)
+    y, exact = layer(probes).double(), in_double(layer)(probes.double())
+    gain, constant = lipschitz_bound(layer, shape), row_norms(layer(torch.zeros_like(probes[:1])).double())
+    difference = row_norms(y - exact) / (max(1.0, gain) * row_norms(probes.double()) + constant)
+    promise, values = layer.promise if isinstance(layer, Reparametrized) else None, singular_values(layer, shape)
+    smallest = None if values is None else float(values.min())
+    return LayerFacts(name or "model", type(layer).__name__, shape, promise, gain, smallest, float(difference.max()))
+
+
+def singular_values(layer: nn.Module, shape: Sequence[int]) -> Tensor | None:
+    """Singular values of a linear layer, in float64; None where a border makes it another matrix for each pixel."""
+    if isinstance(layer, Reparametrized):
+        return layer.singular_values_for(shape)
+    if isinstance(layer, nn.Linear):
+        values: Tensor = torch.linalg.svdvals(layer.weight.detach().double())
+        return values
+    return None

@@ -1,0 +1,93 @@
+"""A model as plain modules of real arithmetic, which ONNX, torch.export and torch.compile take as they are."""
+
+__all__ = ["export", "to_onnx"]
+
+import copy
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.modules import leaf_inputs, replace_modules, zeros_for
+from orthoconv.nn.convolution import BaseConv2d
+from orthoconv.nn.layer import Layer
+from orthoconv.nn.reparametrized import frozen
+
+
+def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
+    """Copy `model`, with each layer of this library in plain form for inputs of one shape: nothing in it is complex.
+
+    Operators are fixed as in eval mode, and are not trained. A convolution by a kernel becomes torch's, with circular
+    padding; one that is made in the Fourier domain becomes a Fourier transform by products with real matrices.
+
+    Arguments:
+        model: Any model; what is not of this library is copied as it is.
+        input_shape: Shape of one input, without the batch, which stays free.
+
+    Returns:
+        A copy in eval mode, equal to ``model.eval()`` up to rounding.
+
+    >>> from orthoconv.nn import CayleyConv2d, MaxMin
+    >>> model = nn.Sequential(CayleyConv2d(3, 8, 3), MaxMin()).eval()
+    >>> plain, x = export(model, (3, 8, 8)), torch.rand(2, 3, 8, 8)
+    >>> torch.dist(plain(x), model(x)).item() < 1e-5
+    True
+    """
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    shapes = _shapes(model, input_shape)
+    with torch.no_grad(), frozen(model):
+        layers = [(name, m) for name, m in model.named_modules() if isinstance(m, Layer)]
+        plain: dict[nn.Module, nn.Module] = {m: m.exported(_shape_of(m, name, shapes)) for name, m in layers}
+    replace_modules(model, plain)
+    return plain.get(model, model).eval()
+
+
+def _shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[nn.Module, torch.Size]:
+    """Shape of one input of each layer; a convolution may see just one."""
+    shapes: dict[nn.Module, torch.Size] = {}
+    for _, module, x in leaf_inputs(model, zeros_for(model, input_shape)):
+        shape = x.shape[1:]
+        if shapes.setdefault(module, shape) != shape and isinstance(module, BaseConv2d):
+            raise ValueError(
+                f"export takes layers that see images of one size; {module} sees {shape} and {shapes[module]}"
+            )
+    return shapes
+
+
+def _shape_of(layer: Layer, name: str, shapes: dict[nn.Module, torch.Size]) -> Sequence[int]:
+    if layer not in shapes and isinstance(layer, BaseConv2d):
+        raise ValueError(f"export needs every convolution to be used in the forward pass; {name} ({layer}) is not")
+    return shapes.get(layer, ())
+
+
+def to_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
+    """Write a model as an ONNX file, in the plain form of `export`: images in, logits out, any number of images.
+
+    Arguments:
+        model: Any model that `export` takes.
+        x: Some inputs (b, ...), of which only the shape matters; b is at least 2.
+        path: File to write.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError('ONNX needs onnx and onnxscript: pip install "orthoconv[export]"') from error
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # which misses torchvision
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                export(model, x.shape[1:]), (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                verbose=False, input_names=["images"], output_names=["logits"],
+            )  # fmt: skip
+    finally:
+        logger.setLevel(level)
+    assert program is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program.save(path, external_data=False)

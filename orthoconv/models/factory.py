@@ -1,0 +1,43 @@
+"""The layers that a network is built from."""
+
+__all__ = ["LayerFactory", "width_of"]
+
+from torch import nn
+
+from orthoconv.nn import Scale
+from orthoconv.nn.methods import conv_method, linear_method
+
+
+class LayerFactory:
+    """Makes the layers of a network, each followed by the factor that its share of the Lipschitz bound asks for.
+
+    Arguments:
+        conv: Name of the method of the convolutions.
+        linear: Name of the method of the linear layers, or None for the one that goes with the convolutions.
+        factor: Number that each layer is multiplied by.
+    """
+
+    def __init__(self, conv: str, linear: str | None, factor: float) -> None:
+        self._conv, self._linear, self.factor = conv_method(conv), linear_method(linear, conv), factor
+
+    def conv(self, i: int, o: int, k: int, stride: int = 1) -> list[nn.Module]:
+        """Make a convolution from i to o channels."""
+        return [self._conv(i, o, k, stride=stride), *self.scale()]
+
+    def linear(self, i: int, o: int) -> list[nn.Module]:
+        """Make a linear layer from i to o features."""
+        return [self._linear(i, o), *self.scale()]
+
+    def scale(self, layers: int = 1) -> list[nn.Module]:
+        """Make what gives a branch the factor of so many layers: nothing, if that is 1."""
+        return [] if self.factor == 1 else [Scale(self.factor**layers)]
+
+
+def width_of(channels: int, width: float) -> int:
+    """Multiply `channels` by `width`; the product must be even, since MaxMin pairs channels."""
+    if isinstance(width, bool) or not isinstance(width, int | float):
+        raise ValueError(f"width must be a number, got {width!r}")
+    product = channels * width
+    if product < 2 or product % 2:
+        raise ValueError(f"width must make an even number of each {channels} channels, got {width} x {channels}")
+    return int(product)

@@ -1,0 +1,75 @@
+"""Walks through the modules of a model: swap some, look at their inputs, switch their mode."""
+
+__all__ = ["in_eval_mode", "leaf_inputs", "replace_modules", "zeros_for"]
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class LeafInput(NamedTuple):
+    """A leaf module, its name in the model, and one input that it got."""
+
+    name: str
+    module: nn.Module
+    x: Tensor
+
+
+def replace_modules(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
+    """Replace submodules of `model` by others, in every place where they stand."""
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name, module in names.items():
+        if name and module in others:
+            parent, _, last = name.rpartition(".")
+            setattr(names[parent], last, others[module])
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put `model` into eval mode; afterwards give each of its modules its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])
+        for module, mode in modes:
+            module.training = mode
+
+
+@torch.no_grad()
+def leaf_inputs(model: nn.Module, x: Tensor) -> list[LeafInput]:
+    """Run the model; return name, module and input of each leaf module, in the order of the calls.
+
+    A leaf has no submodules, or only parametrizations.
+
+    >>> [(name, y.shape) for name, _, y in leaf_inputs(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))]
+    [('0', torch.Size([1, 2])), ('1', torch.Size([1, 3]))]
+    """
+    seen: list[LeafInput] = []
+    leaves = {
+        m: name for name, m in model.named_modules() if {k for k, _ in m.named_children()} <= {"parametrizations"}
+    }
+
+    def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            seen.append(LeafInput(leaves[module], module, inputs[0].detach()))
+
+    hooks = [module.register_forward_pre_hook(record) for module in leaves]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def zeros_for(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
+    """Return a batch of one zero input of that shape, with the dtype and device of the model's parameters."""
+    if not isinstance(input_shape, Sequence):
+        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    return torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)

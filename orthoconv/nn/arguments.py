@@ -1,0 +1,60 @@
+"""Checks of arguments that layers share. Each error names the argument, its value and what is accepted."""
+
+__all__ = ["Pair", "check_dtype", "check_precision", "ints", "pair", "positive_int"]
+
+from collections.abc import Sequence
+from operator import index
+
+import torch
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+
+def positive_int(name: str, value: object) -> int:
+    """Return `value` as a positive int, or raise a ValueError that names the argument."""
+    number = _int(value)
+    if number is None or number < 1:
+        raise ValueError(f"{name} must be a positive int, got {value!r}")
+    return number
+
+
+def pair(name: str, value: int | Sequence[int]) -> Pair:
+    """Return a positive int twice, or a pair of them; otherwise raise a ValueError that names the argument."""
+    both = ints(value)
+    if both is None or min(both) < 1:
+        raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
+    return both
+
+
+def ints(value: object) -> Pair | None:
+    """Return an int twice, or a sequence of two ints as a pair; None for anything else."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        numbers = [_int(v) for v in value]
+        return (numbers[0], numbers[1]) if len(numbers) == 2 and None not in numbers else None  # type: ignore[return-value]
+    number = _int(value)
+    return None if number is None else (number, number)
+
+
+def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `x` in the precision of the parameters. Only autocast may have changed it before."""
+    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    if x.dtype != dtype and not (autocast and x.is_floating_point()):
+        raise TypeError(f"{name} with parameters of {dtype} takes inputs of that dtype, got {x.dtype}")
+    return x.to(dtype)
+
+
+def check_precision(name: str, dtype: torch.dtype) -> None:
+    """Raise a TypeError if no transform can be computed in the precision of the parameters."""
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} computes in torch.float32 or torch.float64, its parameters are {dtype}")
+
+
+def _int(value: object) -> int | None:
+    """Accept ints of Python and NumPy; return None for anything else, bools and tensors included."""
+    if isinstance(value, bool | Tensor):
+        return None
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

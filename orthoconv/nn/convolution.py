@@ -1,0 +1,282 @@
+"""The base of every convolution: the arguments of nn.Conv2d, the bias, and what holds for any operator."""
+
+__all__ = ["BaseConv2d", "TransposedConv2d"]
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv import fourier
+from orthoconv.linalg import frobenius_norm, spectral_norm
+from orthoconv.nn.arguments import Pair, check_dtype, ints, pair
+from orthoconv.nn.geometry import Geometry, Padding
+from orthoconv.nn.layer import Guarantee
+from orthoconv.nn.plain import PlainBlocks, PlainConv2d
+from orthoconv.nn.reparametrized import Reparametrized
+from orthoconv.planes import transform_units
+from orthoconv.tracing import full_precision
+
+
+def _of_geometry(name: str) -> Any:
+    """Make a property that reads the layer's geometry."""
+    return property(lambda layer: getattr(layer.geometry, name))
+
+
+class BaseConv2d(Reparametrized):
+    """Convolution with the arguments of `torch.nn.Conv2d`, whose operator is computed from parameters; abstract.
+
+    Everything around the operator is in its `geometry`. A subclass says how to `convolve` without stride, and what its
+    matrices are. Its own options are keyword arguments of `set_up`.
+
+    Arguments:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Taps of the kernel, an int or a pair.
+        stride: Int or pair that divides the image. Blocks of pixels become channels, and ``max(1, k // stride)``
+            taps mix them.
+        padding: "same", or the ints with which nn.Conv2d returns an image of the same size.
+        dilation: Distance of the taps, an int or a pair.
+        groups: Number of blocks of channels, each convolved by itself.
+        bias: Whether to add a learnable bias.
+        padding_mode: "circular", or "zeros": the image is a part of a torus with room for the kernel, zero elsewhere,
+            and the result is cropped. That never increases norms, but it does not keep them, and has no inverse.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+    """
+
+    transposed: ClassVar[bool] = False
+    bias: nn.Parameter | None
+    in_channels: int = _of_geometry("in_channels")
+    out_channels: int = _of_geometry("out_channels")
+    kernel_size: Pair = _of_geometry("kernel_size")
+    stride: Pair = _of_geometry("stride")
+    padding: Literal["same"] | Pair = _of_geometry("padding")
+    dilation: Pair = _of_geometry("dilation")
+    groups: int = _of_geometry("groups")
+    padding_mode: str = _of_geometry("padding_mode")
+    kernel_shape: tuple[int, int, int, int] = _of_geometry("kernel_shape")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.geometry = Geometry.of(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, self.transposed
+        )
+        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.register_parameter("bias", self.new_parameter(self.out_channels) if bias else None)
+        self.set_up(**options)
+        self.reset_parameters()
+
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        """Make an empty parameter with the layer's device and dtype."""
+        return nn.Parameter(torch.empty(shape, **self._factory))
+
+    def reset_bias(self) -> None:
+        """Initialise the bias as PyTorch does for a convolution."""
+        if self.bias is not None:
+            bound = 1 / math.sqrt(math.prod(self.kernel_shape[1:]))
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @abstractmethod
+    def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """Convolve (b, c, h, w) with the operator, without stride, or with its adjoint; then add the bias, if any."""
+
+    @abstractmethod
+    def one_tap(self, size: Pair) -> Tensor:
+        """Matrix (o, i / groups) of an operator with one tap, for inner images of that size."""
+
+    @abstractmethod
+    def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
+        """Matrices (g, f, o, i) of the layer for input images of that size; in float64 if `double`.
+
+        The operator is that of the layer's own precision all the same. With padding by zeros it is the operator on the
+        larger torus, whose norm the layer does not exceed.
+        """
+
+    @abstractmethod
+    def inner_units(self, size: Pair) -> float:
+        """`rounding_units` of the inner convolution on a torus of that size, with more than one tap."""
+
+    @abstractmethod
+    def exported_inner(self, size: Pair) -> nn.Module:
+        """The inner convolution, or its adjoint if the layer is transposed, as a plain module without bias."""
+
+    @property
+    def promise(self) -> Guarantee | None:
+        cropped = self.geometry.is_cropped and self.guarantee is not None
+        return "nonexpansive" if cropped else self.guarantee
+
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        return spectral_norm(self.spectrum((shape[-2], shape[-1]), double=True))  # groups are blocks: their maximum
+
+    def singular_values(self, size: int | Sequence[int]) -> Tensor:
+        """All singular values (h, w, r) of the layer for input images of that size, by frequency.
+
+        They are those of the operator in the layer's own precision, found in float64.
+        """
+        if self.geometry.is_cropped:
+            raise ValueError(f"singular values by frequency are those of a circular convolution, got {self}")
+        size = pair("size", size)
+        return fourier.spectral_singular_values(
+            self.spectrum(size, double=True).detach(), self.geometry.inner_size(size)
+        )
+
+    def singular_values_for(self, shape: Sequence[int]) -> Tensor | None:
+        return None if self.geometry.is_cropped else self.singular_values(shape[-2:])
+
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        size = self.geometry.inner_size((shape[-2], shape[-1]))
+        if self.geometry.has_one_tap:
+            return (max(self.kernel_shape[:2]) + 1) * frobenius_norm(self.one_tap(size))
+        return self.inner_units(size)
+
+    def spectral_units(self, size: Pair, largest: float) -> float:
+        """Rounding of two Fourier transforms and of products with matrices of norms up to `largest` between them."""
+        channels, taps = max(self.kernel_shape[:2]), math.prod(self.geometry.taps)
+        return 2 * transform_units(size) * max(1.0, largest) + (2 * channels + taps + 4) * math.sqrt(2) * largest
+
+    def in_double(self) -> nn.Module:
+        return _InDouble(self)
+
+    def exported(self, shape: Sequence[int]) -> nn.Module:
+        size, bias = (shape[-2], shape[-1]), None if self.bias is None else self.bias.detach().clone()
+        if self.geometry.has_one_tap:
+            return PlainBlocks(self.geometry, self.one_tap(self.geometry.inner_size(size)), bias)
+        return PlainConv2d(self.geometry, size, self.exported_inner(size), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._map(x, self.bias, adjoint=self.transposed)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return the x for which an orthogonal layer returns `y`: the inverse of an isometry is its adjoint.
+
+        With more outputs than inputs it is the left inverse: `y` is projected on the range of the layer.
+        """
+        i, o = self.geometry.channels
+        if i > o or self.promise != "orthogonal":
+            raise ValueError(
+                f"{type(self).__name__} {self.in_channels} -> {self.out_channels} with stride {self.stride} has no "
+                f"inverse: it {'maps' if self.promise == 'orthogonal' else 'is not orthogonal; it maps'} "
+                f"{i} channels to {o}"
+            )
+        self._check_input(y, self.out_channels, adjoint=not self.transposed)
+        return self._map(y if self.bias is None else y - self.bias[:, None, None], None, adjoint=not self.transposed)
+
+    def _map(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """Apply the convolution that this layer is, or transposes; or its adjoint. Then add the bias."""
+        channels = self.in_channels if adjoint == self.transposed else self.out_channels
+        batch = self._check_input(x, channels, adjoint=adjoint)
+        with full_precision(batch):
+            if self.geometry.has_one_tap:
+                Q = self.one_tap(self.geometry.divide(batch.shape[-2:], adjoint=adjoint))
+                y = self.geometry.apply_blocks(batch, Q, bias, adjoint=adjoint)
+            else:
+                inner = partial(self.convolve, bias=self.geometry.inner_bias(bias, adjoint=adjoint), adjoint=adjoint)
+                y = self.geometry.around(batch, inner, adjoint=adjoint)
+        return y if x.ndim == 4 else y[0]
+
+    def _check_input(self, x: Tensor, channels: int, *, adjoint: bool) -> Tensor:
+        """Return `x` as a batch in the layer's own precision, or raise an error that says what is wrong with it."""
+        name = type(self).__name__
+        if x.ndim not in (3, 4) or x.shape[-3] != channels:
+            raise ValueError(
+                f"{name} takes images of shape (b, {channels}, h, w) or ({channels}, h, w), got {tuple(x.shape)}"
+            )
+        self.geometry.divide(x.shape[-2:], adjoint=adjoint)
+        x = check_dtype(name, x, self.sources()[0].dtype)
+        return x if x.ndim == 4 else x[None]
+
+    def extra_repr(self) -> str:
+        return f"{self.geometry}{', bias=False' * (self.bias is None)}"
+
+
+class TransposedConv2d(BaseConv2d):
+    """Adjoint of a convolution from `out_channels` to `in_channels`, in place of `nn.ConvTranspose2d`; abstract.
+
+    Put it before the class of the convolution: ``class MyConvTranspose2d(TransposedConv2d, MyConv2d)``.
+
+    Arguments are those of `BaseConv2d`, in the order of `nn.ConvTranspose2d`; the stride multiplies the image. And
+
+        output_padding: What makes nn.ConvTranspose2d multiply each side by the stride; 0 with padding="same".
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+    """
+
+    transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "same",
+        output_padding: int | Sequence[int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | Sequence[int] = 1,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode,
+            device, dtype, **options,
+        )  # fmt: skip
+        self.output_padding = self._check_output_padding(output_padding)
+
+    def _check_output_padding(self, value: int | Sequence[int]) -> Pair:
+        expected = (0, 0)
+        if self.padding != "same":
+            axes = zip(self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+            rows, columns = (s - 1 - d * (k - 1) + 2 * p for k, s, p, d in axes)
+            expected = (rows, columns)
+        if ints(value) != expected:
+            raise ValueError(
+                f"output_padding must be {expected} with kernel_size={self.kernel_size}, stride={self.stride}, "
+                f"padding={self.padding!r}, dilation={self.dilation}; got {value!r}"
+            )
+        return expected
+
+
+class _InDouble(nn.Module):
+    """A convolution as the linear map of its operator, computed in float64; it is not trained."""
+
+    def __init__(self, layer: BaseConv2d) -> None:
+        super().__init__()
+        self._layer = (layer,)  # not a submodule: it keeps its precision
+        self._spectra: dict[Pair, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        (layer,) = self._layer
+        size, transposed = (x.shape[-2], x.shape[-1]), layer.transposed
+        if size not in self._spectra:
+            self._spectra[size] = layer.spectrum(size, double=True).detach()
+        D = self._spectra[size].mH if transposed else self._spectra[size]
+        images = x if x.ndim == 4 else x[None]
+        y = layer.geometry.around(images, lambda z: fourier.spectral_conv2d(z, D), adjoint=transposed)
+        y = y if layer.bias is None else y + layer.bias.detach().double()[:, None, None]
+        return y if x.ndim == 4 else y[0]

@@ -1,0 +1,152 @@
+"""The geometry of a convolution: what happens around the convolution itself, whatever its operator is."""
+
+__all__ = ["Geometry", "Padding"]
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from orthoconv.nn.arguments import Pair, ints, pair, positive_int
+from orthoconv.nn.downsample import depth_to_space, space_to_depth
+
+Padding = Literal["same"] | int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Channels, kernel, stride, padding, dilation and groups of a convolution, or of its transpose.
+
+    A stride s moves each s x s block of pixels into the channels (Section 5.1, invertible downsampling). There a kernel
+    of ``max(1, k // s)`` taps mixes them, without stride: the *inner* convolution, with a kernel of `kernel_shape`, on
+    images of the *inner* size. With padding by zeros, the inner image is a part of a larger torus. A transposed layer
+    is the adjoint of the convolution out -> in.
+
+    `Geometry.of` checks the arguments of a layer.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: Pair
+    stride: Pair
+    padding: Literal["same"] | Pair
+    dilation: Pair
+    groups: int
+    padding_mode: str
+    transposed: bool
+
+    @staticmethod
+    def of(
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int],
+        padding: Padding,
+        dilation: int | Sequence[int],
+        groups: int,
+        padding_mode: str,
+        transposed: bool,
+    ) -> "Geometry":
+        """Check the arguments of `torch.nn.Conv2d`, and complete them."""
+        i, o = positive_int("in_channels", in_channels), positive_int("out_channels", out_channels)
+        groups = positive_int("groups", groups)
+        if i % groups or o % groups:
+            raise ValueError(f"groups must divide the channels {i} -> {o}, got {groups}")
+        if padding_mode not in ("circular", "zeros"):
+            raise ValueError(f'padding_mode must be "circular" or "zeros", got {padding_mode!r}')
+        k, s, d = pair("kernel_size", kernel_size), pair("stride", stride), pair("dilation", dilation)
+        return Geometry(i, o, k, s, _check_padding(padding, k, s, d), d, groups, padding_mode, transposed)
+
+    @cached_property
+    def kernel_shape(self) -> tuple[int, int, int, int]:
+        """Shape (o, i / groups, kh, kw) of the inner kernel."""
+        i, o = self.in_channels, self.out_channels
+        i, o = (o, i) if self.transposed else (i, o)
+        (kh, kw), (sh, sw) = self.kernel_size, self.stride
+        return o, i * sh * sw // self.groups, max(1, kh // sh), max(1, kw // sw)
+
+    @property
+    def taps(self) -> Pair:
+        """Height and width of the inner kernel."""
+        return self.kernel_shape[2:]
+
+    @property
+    def has_one_tap(self) -> bool:
+        """Whether the inner kernel is one matrix, which acts on each block of pixels by itself."""
+        return self.taps == (1, 1)
+
+    @property
+    def is_cropped(self) -> bool:
+        """Whether something is lost at the border: with padding by zeros, unless there is one tap."""
+        return self.padding_mode == "zeros" and not self.has_one_tap
+
+    @property
+    def channels(self) -> Pair:
+        """Channels of the layer's input and output, those of a whole block counted: a matrix (second, first)."""
+        i, o = self.kernel_shape[1] * self.groups, self.kernel_shape[0]
+        return (o, i) if self.transposed else (i, o)
+
+    def is_constant(self, size: Pair) -> bool:
+        """Whether the inner convolution has the same real matrix at every frequency of a torus of that size."""
+        return all(k == 1 or n == 1 for k, n in zip(self.taps, size, strict=True))
+
+    def inner_size(self, size: int | Sequence[int]) -> Pair:
+        """Size of the torus of the inner convolution, for input images of that size."""
+        return self.torus(self.divide(pair("size", size), adjoint=self.transposed))
+
+    def torus(self, size: Pair) -> Pair:
+        """Size of the torus for an inner image of that size."""
+        if self.padding_mode == "circular":
+            return size
+        (h, w), (kh, kw), (dh, dw) = size, self.taps, self.dilation
+        return h + dh * (kh - 1), w + dw * (kw - 1)
+
+    def divide(self, size: Sequence[int], *, adjoint: bool) -> Pair:
+        """Divide the size of an image by the stride; the adjoint takes images that are divided already."""
+        (h, w), (sh, sw) = size, (1, 1) if adjoint else self.stride
+        if h < 1 or w < 1 or h % sh or w % sw:
+            raise ValueError(
+                f"a convolution takes images whose sides are multiples of its stride {(sh, sw)}, got {(h, w)}"
+            )
+        return h // sh, w // sw
+
+    def around(self, x: Tensor, convolve: Callable[[Tensor], Tensor], *, adjoint: bool) -> Tensor:
+        """Downsample (b, c, h, w), pad to the torus, convolve and crop; or the adjoint, which upsamples at the end."""
+        x = x if adjoint else space_to_depth(x, self.stride)
+        h, w = x.shape[-2:]
+        H, W = self.torus((h, w))
+        y = convolve(x) if (h, w) == (H, W) else convolve(F.pad(x, (0, W - w, 0, H - h)))[..., :h, :w]
+        return depth_to_space(y, self.stride) if adjoint else y
+
+    def apply_blocks(self, x: Tensor, Q: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """`around` for one tap: multiply each block of pixels by the matrix Q (o, i / groups), then add the bias."""
+        apply = F.conv_transpose2d if adjoint else F.conv2d
+        return apply(x, Q.unflatten(1, (-1, *self.stride)), bias, stride=self.stride, groups=self.groups)
+
+    def inner_bias(self, bias: Tensor | None, *, adjoint: bool) -> Tensor | None:
+        """The bias as the inner convolution adds it: the adjoint adds it to every pixel of a block."""
+        return bias.repeat_interleave(math.prod(self.stride)) if adjoint and bias is not None else bias
+
+    def __str__(self) -> str:
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
+        usual = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding_mode": "circular"}
+        return ", ".join(parts + [f"{k}={getattr(self, k)}" for k, v in usual.items() if getattr(self, k) != v])
+
+
+def _check_padding(padding: Padding, kernel: Pair, stride: Pair, dilation: Pair) -> Literal["same"] | Pair:
+    """Accept "same", and the ints with which nn.Conv2d divides each side by the stride, no more and no less."""
+    if isinstance(padding, str) and padding == "same":
+        return "same"
+    axes = zip(kernel, stride, dilation, strict=True)
+    accepted = [[p for p in range(d * k) if 0 <= d * (k - 1) - 2 * p < s] for k, s, d in axes]
+    given = ints(padding)
+    if given is not None and all(p in ps for p, ps in zip(given, accepted, strict=True)):
+        return given
+    also = f", or {accepted[0]} and {accepted[1]} for height and width" if all(accepted) else ""
+    raise ValueError(
+        f'padding must be "same"{also} with kernel_size={kernel}, stride={stride}, dilation={dilation}; got {padding!r}'
+    )

@@ -1,0 +1,55 @@
+"""What every layer of this library says about itself."""
+
+__all__ = ["Guarantee", "Layer", "Permutation"]
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from torch import nn
+
+Guarantee = Literal["orthogonal", "nonexpansive"]
+
+
+class Layer(nn.Module, ABC):
+    """Module that knows its Lipschitz constant, its rounding error, and its exported form; abstract.
+
+    Certificates, export and verification ask these methods. `shape` is the shape of one input, without the batch.
+    Modules that are not a `Layer` get a rule by `orthoconv.register_rule`.
+    """
+
+    guarantee: ClassVar[Guarantee | None] = None  # what the class promises for any parameters
+
+    @property
+    def promise(self) -> Guarantee | None:
+        """What this layer promises as it is configured; it may be less than the guarantee of its class."""
+        return self.guarantee
+
+    @abstractmethod
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        """Upper bound of the Lipschitz constant, in exact arithmetic with the operator as it is."""
+
+    @abstractmethod
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        """Bound of |computed - exact| / |x| in units of rounding, to first order and without the bias."""
+
+    def in_double(self) -> nn.Module:
+        """Return a copy that computes in float64, with the operator of the layer's own precision."""
+        return copy.deepcopy(self).double()
+
+    def exported(self, shape: Sequence[int]) -> nn.Module:
+        """Return the layer as plain modules of torch in real arithmetic, for inputs of one shape."""
+        return self
+
+
+class Permutation(Layer):
+    """Layer that moves the entries of its input, and rounds nothing; abstract."""
+
+    guarantee: ClassVar[Guarantee | None] = "orthogonal"
+
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        return 1.0
+
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        return 0.0

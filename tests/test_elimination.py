@@ -1,0 +1,131 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from orthoconv import elimination
+from orthoconv.elimination import inverse, logabsdet, lu_factor
+
+DTYPES = (torch.float64, torch.complex128)
+
+THREADS = Path(__file__).with_name("batched_lu.py")
+
+
+def definite(n: int, dtype: torch.dtype, norm: float = 1.0) -> torch.Tensor:
+    """Two matrices (I + A) / 2 with A = U - U* + V* V, |A| of about `norm`."""
+    U, V = torch.randn(2, 2, n, n, dtype=dtype) * norm / (4 * n) ** 0.5
+    return (torch.eye(n, dtype=dtype) + U - U.mH + V.mH @ V) / 2
+
+
+def one_by_one(function, M):
+    return torch.stack([function(m) for m in M])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Matrices of order 3 and more count as large."""
+    monkeypatch.setattr(elimination, "_ORDER", 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 2, 127, 128, 129, 130, 160, 257])
+def test_as_each_matrix_alone(n, dtype):
+    M, B = definite(n, dtype), torch.randn(2, n, 3, dtype=dtype)
+    torch.testing.assert_close(inverse(M), one_by_one(torch.linalg.inv, M))
+    torch.testing.assert_close(logabsdet(M), torch.stack([torch.linalg.slogdet(m).logabsdet for m in M]))
+    factors = lu_factor(M)
+    torch.testing.assert_close(M @ torch.linalg.lu_solve(*factors, B), B)
+    torch.testing.assert_close(M.mH @ torch.linalg.lu_solve(*factors, B, adjoint=True), B)
+
+
+@pytest.mark.parametrize("shape", [(0, 130, 130), (130, 130), (1, 130, 130), (2, 1, 3, 130, 130)], ids=str)
+def test_keeps_the_shape_of_the_batch(shape):
+    M = torch.randn(shape, dtype=torch.float64) + 50 * torch.eye(130)
+    torch.testing.assert_close(inverse(M) @ M, torch.eye(130, dtype=M.dtype).expand(shape))
+    assert logabsdet(M).shape == shape[:-2]
+    LU, pivots = lu_factor(M)
+    assert (LU.shape, pivots.shape) == (shape, shape[:-1])
+
+
+@pytest.mark.parametrize("norm", [1, 30, 1000])
+def test_is_as_accurate_as_lapack_in_float32(norm):
+    M = definite(160, torch.complex64, norm)
+    eye = torch.eye(160, dtype=torch.complex128)
+
+    def error(R):
+        return (M.to(eye.dtype) @ R.to(eye.dtype) - eye).abs().max()
+
+    lapack = error(one_by_one(torch.linalg.inv, M))
+    traced = torch.func.vmap(inverse)(M[:, None].expand(-1, 2, -1, -1))[:, 0]
+    assert error(inverse(M)) <= 3 * lapack
+    assert error(traced) <= 3 * lapack
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", [inverse, logabsdet, lambda M: torch.linalg.lu_solve(*lu_factor(M), M.mH)])
+def test_derivatives(function, dtype):
+    M = definite(3, dtype).requires_grad_()
+    assert gradcheck(function, M)
+    assert gradgradcheck(function, M)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # which torch.func.jvp calls itself
+@pytest.mark.parametrize("function", [inverse, logabsdet])
+def test_transforms(function):
+    M = definite(4, torch.float64)
+    expected = torch.autograd.functional.jacobian(function, M)
+    torch.testing.assert_close(torch.func.jacrev(function)(M), expected)
+    torch.testing.assert_close(torch.func.jacfwd(function)(M), expected)
+    torch.testing.assert_close(torch.func.vmap(function)(M[None]), function(M)[None])
+    second = torch.func.hessian(lambda M: function(M).square().sum())(M)
+    torch.testing.assert_close(second, torch.autograd.functional.hessian(lambda M: function(M).square().sum(), M))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which torch.compile does itself
+def test_compiles_without_a_break():
+    M = definite(4, torch.float64).requires_grad_()
+    compiled = torch.compile(
+        lambda M: inverse(M).square().sum() + logabsdet(M).sum(), backend="aot_eager", fullgraph=True
+    )
+    loss = inverse(M).square().sum() + logabsdet(M).sum()
+    torch.testing.assert_close(compiled(M), loss)
+    torch.testing.assert_close(torch.autograd.grad(compiled(M), M), torch.autograd.grad(loss, M))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("wrong", [lambda R: R.roll(1, -2), lambda R: R * torch.nan], ids=["rows", "nan"])
+def test_a_wrong_result_is_seen_and_found_again(wrong, monkeypatch):
+    """A batched inverse that has exchanged rows is tried once, and never again."""
+    M, inv, batches = definite(5, torch.float64), torch.linalg.inv, []
+    monkeypatch.setattr(elimination, "_is_affected", False)
+    expected = one_by_one(inv, M)
+
+    def broken(M):
+        batches.extend([1] * (M.ndim > 2))
+        return wrong(inv(M)) if M.ndim > 2 else inv(M)
+
+    monkeypatch.setattr(torch.linalg, "inv", broken)
+    for _ in range(3):
+        torch.testing.assert_close(inverse(M), expected)
+    assert len(batches) == 1
+
+
+def test_singular_matrices():
+    M = torch.zeros(2, 130, 130)
+    assert logabsdet(M).tolist() == [-float("inf")] * 2
+    with pytest.raises(torch.linalg.LinAlgError):
+        inverse(M)
+
+
+def test_is_right_after_set_num_threads():
+    """Note [Batched LU]: on some machines this fails with torch's own batched LU; on others it passes with either."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "MKL_"))}
+    run = subprocess.run([sys.executable, THREADS], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
