@@ -80,7 +80,7 @@ def _forward(dim: int, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     larger, smaller = y.chunk(2, dim)
     torch.maximum(a, b, out=larger)
     torch.minimum(a, b, out=smaller)
-    return y, (a >= b,)
+    return y, (a >= b,) if x.requires_grad else ()
 
 
 def _backward(dim: int, grad: Tensor, needed: Sequence[bool], inputs: object, kept: tuple[Tensor, ...]) -> Tensors:
