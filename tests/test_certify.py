@@ -115,3 +115,13 @@ def test_balls() -> None:
     pytest.importorskip("pyautoattack")
     with pytest.raises(ValueError, match=r"inputs in \[0, 1\]"):
         apgd(nn.Identity(), x, torch.zeros(5, dtype=torch.long), L2Ball(0.1, low=-1))
+
+
+def test_attacks_stay_in_their_ball_whatever_the_input() -> None:
+    """Inputs outside of [low, high] may move towards it, and no further than eps."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 40 * torch.randn(20, 3, 2, 2)
+    found = pgd(model, x, torch.zeros(20, dtype=torch.long), L2Ball(0.1), restarts=2)
+    assert (found - x).flatten(1).norm(dim=1).max() < 0.1 * (1 + 1e-4)
+    inside = torch.rand(20, 3, 2, 2)
+    found = pgd(model, inside, torch.zeros(20, dtype=torch.long), L2Ball(0.5))
+    assert 0 <= found.min() <= found.max() <= 1

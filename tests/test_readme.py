@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orthoconv.nn import conv_methods
+
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.M | re.S)
 COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
@@ -40,6 +42,12 @@ def test_every_command_is_accounted_for() -> None:
         "make test",
     ]
     assert "make test\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_method_is_in_the_table() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `")]
+    for name in conv_methods():
+        assert any(f'| `"{name}"` |' in row for row in rows), name
 
 
 def test_links_lead_somewhere() -> None:

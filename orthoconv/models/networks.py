@@ -51,15 +51,15 @@ def build(
 
     Arguments:
         name: "kwlarge", "resnet9" or "wide_resnet10_10"; or "critic", that of the Wasserstein experiment.
-        conv: "cayley", "bcop", "cayley_bcop", "rko", "crko", "ossn", "svcm" or "plain".
-        linear: "cayley", "bjorck" or "plain"; by default what the paper has with the convolution.
+        conv: Method of the convolutions, one of `orthoconv.nn.conv_methods()`.
+        linear: Method of the linear layers, one of `orthoconv.nn.linear_methods()`; by default the one that goes with
+            the convolutions.
         width: Factor of the numbers of channels.
         kernel_size: Taps of the convolutions.
         lipschitz: Bound L of the network; each of its m layers is multiplied by L ** (1 / m).
         strided_kernel_size: Taps of the two convolutions of KWLarge with stride 2, which halves them: 3 (the
             default, as `kernel_size`) in the released code, 4 in the network that the paper names.
-        learned_scale: Whether the scale g before a Cayley transform is learned (Section 4.1), or stays what it was at
-            first.
+        learned_scale: Whether the scale g of Cayley layers is trained (Section 4.1). If False, g keeps its first value.
         image_size: Height and width of the images, an int or a pair.
         in_channels: Channels of the images.
         classes: Number of logits.
