@@ -43,7 +43,7 @@ def rates(
         data: Data set; by default the experiment's.
     """
     cases = load_experiment(name).cases("short")
-    cases = [case for case in cases if case.x is None and (only is None or case.series in only)]
+    cases = [c for c in cases if c.x is None and c.seed == cases[0].seed and (only is None or c.series in only)]
     if not cases or "recipe" not in cases[0].config:
         raise ValueError(f"{name} has no columns{f' among {only}' if only else ''} that a learning rate is chosen for")
     records = [record for record in read_records(results) if record.get("experiment") == "rates"]
