@@ -58,7 +58,7 @@ class CayleyConv2d(SpectralConv2d):
         Q = cayley_matrices(double, size, self.dilation, self.groups)
         return Q.to(COMPLEX[kernel.dtype])
 
-    def ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
+    def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
         parts = ("operator", "orthogonalize", "sources", "transform")
         changed = any(getattr(type(self), part) is not getattr(CayleyConv2d, part) for part in parts)
         if changed or not self._sums_taps:  # no other way runs what a subclass has changed

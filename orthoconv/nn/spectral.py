@@ -67,10 +67,10 @@ class SpectralConv2d(BaseConv2d, WeightNormed):
         """
         if self.geometry.is_constant(size):
             return "constant"
-        ways: list[Way] = self.ways(size, adjoint=adjoint) if eager else ["matrices"]
+        ways: list[Way] = self.possible_ways(size, adjoint=adjoint) if eager else ["matrices"]
         return self._forced if self._forced is not None and self._forced in ways else ways[0]
 
-    def ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
+    def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
         """List the ways that are possible in eager mode, the best one first."""
         return ["matrices"]
 
