@@ -12,6 +12,7 @@ from orthoconv.nn.layer import Layer
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
+from orthoconv.nn.normalized import NormalizedLinear
 from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import ScaledAvgPool2d
 from orthoconv.nn.residual import ConvexResidual, ConvexSum
@@ -36,6 +37,7 @@ __all__ = [
     "Layer",
     "MaxMin",
     "Normalize",
+    "NormalizedLinear",
     "OSSNConv2d",
     "RKOConv2d",
     "SVCMConv2d",
