@@ -83,9 +83,8 @@ class Training:
     @property
     def config(self) -> dict[str, Any]:
         """The complete configuration."""
-        recipe = {k: v for k, v in asdict(self.recipe).items() if k != "checkpoint_every"}
         model = {k: v for k, v in asdict(self.model).items() if k not in _YOUNGER or v != _YOUNGER[k]}
-        return {"data": self.data, "examples": self.examples, "model": model, "recipe": recipe}
+        return {"data": self.data, "examples": self.examples, "model": model, "recipe": self.recipe.settings}
 
     @property
     def hash(self) -> str:
