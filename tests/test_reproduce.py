@@ -311,7 +311,10 @@ def test_constants_of_another_loss_do_not_change_a_digest() -> None:
     assert Training.of({"data": "digits", "recipe": {"offset": 0.7, "temperature": 1.0}}).hash == plain.hash
     used = [{"loss": "offset_cross_entropy"}, {"loss": "offset_cross_entropy", "offset": 0.7}]
     hashes = {Training.of({"data": "digits", "recipe": recipe}).hash for recipe in used}
-    assert len(hashes | {plain.hash}) == 3
+    head = Training.of({"data": "digits", "model": {"head": "normalized"}})
+    assert len(hashes | {plain.hash, head.hash}) == 4
+    assert "head" not in plain.config["model"]
+    assert head.config["model"]["head"] == "normalized"
 
 
 def test_the_margin_is_that_of_the_network_s_own_bound() -> None:
