@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from orthoconv.certificates.rules import is_plain
 from orthoconv.margins import check_logits
+from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.normalize import Scale
 
@@ -44,7 +45,8 @@ def split_head(model: nn.Module) -> Head | None:
     """Split a model into its body and its last linear layer; return None if it does not end in one.
 
     The model is an `nn.Sequential`, nested or not, that ends in an `nn.Linear` or a `BaseLinear`; only `Scale` and
-    `nn.Identity` may follow. Whether each part does what its class says, `growth` finds out.
+    `nn.Identity` may follow. Or it ends in the `IsometryAverage` of such a model. Whether each part does what its class
+    says, `growth` finds out.
 
     >>> from orthoconv.nn import MaxMin
     >>> head = split_head(nn.Sequential(nn.Linear(8, 4), MaxMin(), nn.Sequential(nn.Linear(4, 3), Scale(-2.0))))
@@ -57,6 +59,11 @@ def split_head(model: nn.Module) -> Head | None:
         last = layers.pop()
         if isinstance(last, Scale) and is_plain(last, Scale):
             factor *= last.factor
+        elif isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
+            inner = split_head(last.f)  # the mean of W f is W times the mean of f
+            if inner is None:
+                return None
+            return Head(nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, factor * inner.factor)
         elif isinstance(last, nn.Linear) and is_plain(last, nn.Linear):
             return Head(nn.Sequential(*layers), last.weight, factor)
         elif isinstance(last, BaseLinear) and is_plain(last, BaseLinear):

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from orthoconv import fourier
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import ints, pair
+from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.kernel import kernel_units
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.residual import ConvexResidual
@@ -65,7 +66,8 @@ def _figure(value: float | Figure) -> Figure:
 
 _BY_LAYER = Rule(lambda layer, shape: layer.lipschitz(shape), lambda layer, shape: layer.rounding_units(shape))
 _OF_PARTS = Rule(lambda module, shape: math.nan, None)  # the walk looks at the parts
-_RULES: dict[type[nn.Module], Rule] = {nn.Sequential: _OF_PARTS, ConvexResidual: _OF_PARTS, fx.GraphModule: _OF_PARTS}
+_CONTAINERS: tuple[type[nn.Module], ...] = (nn.Sequential, ConvexResidual, IsometryAverage, fx.GraphModule)
+_RULES: dict[type[nn.Module], Rule] = dict.fromkeys(_CONTAINERS, _OF_PARTS)
 
 
 def rule_of(module: nn.Module, path: str) -> Rule:

@@ -7,6 +7,7 @@ from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d, CayleyLinea
 from orthoconv.nn.circular import CircularConv2d
 from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
 from orthoconv.nn.downsample import InvertibleDownsample
+from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.linear import BaseLinear
@@ -33,6 +34,7 @@ __all__ = [
     "ConvexSum",
     "GroupSort",
     "InvertibleDownsample",
+    "IsometryAverage",
     "KernelConv2d",
     "Layer",
     "MaxMin",
