@@ -1,6 +1,6 @@
 """The margin of the true class, which certificates and attacks share."""
 
-__all__ = ["margin"]
+__all__ = ["check_logits", "margin"]
 
 import math
 
@@ -18,10 +18,15 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     >>> margin(torch.tensor([[3.0, 1.0], [0.0, 0.5]]), torch.tensor([0, 0]))
     tensor([ 2.0000, -0.5000])
     """
+    check_logits(logits, labels)
+    true = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -math.inf)
+    return (true - others.amax(1, keepdim=True)).squeeze(1)
+
+
+def check_logits(logits: Tensor, labels: Tensor) -> None:
+    """Raise an error unless the shapes are (b, classes) and (b,), with two classes or more."""
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or logits.shape[1] < 2:
         raise ValueError(
             f"a margin needs logits (b, classes) and labels (b,), got {tuple(logits.shape)} and {tuple(labels.shape)}"
         )
-    true = logits.gather(1, labels[:, None])
-    others = logits.scatter(1, labels[:, None], -math.inf)
-    return (true - others.amax(1, keepdim=True)).squeeze(1)

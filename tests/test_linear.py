@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from orthoconv import cayley, frozen
-from orthoconv.nn import CayleyLinear
+from orthoconv import cayley, frozen, lipschitz_bound, models
+from orthoconv.nn import CayleyLinear, NormalizedLinear
 from orthoconv.testing import assert_orthogonal
 
 SHAPES = [(3, 3), (2, 7), (7, 2), (9, 1), (1, 4), (9, 4)]
@@ -52,3 +52,37 @@ def test_training_and_eval_agree_for_large_weights(i: int, o: int) -> None:
     with torch.no_grad():
         layer.g.mul_(1e3 / torch.linalg.matrix_norm(layer.weight, ord=2))
     torch.testing.assert_close(layer(x), layer.eval()(x), atol=1e-3, rtol=1e-3)
+
+
+# Rows of norm 1
+
+
+@pytest.mark.parametrize(("i", "o"), SHAPES)
+def test_normalized_rows_have_norm_one(i: int, o: int) -> None:
+    layer, x = NormalizedLinear(i, o, dtype=torch.float64), torch.randn(5, i, dtype=torch.float64)
+    W = torch.randn(o, i, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(W)
+    torch.testing.assert_close(layer(x), x @ torch.nn.functional.normalize(W).mT + layer.bias)
+    assert lipschitz_bound(layer, (i,)) >= 1 - 1e-12
+    assert layer.promise is None
+    inputs = (x.requires_grad_(), W.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x, W: x @ layer.operator((1, 1), W).mT, inputs)
+    assert torch.autograd.gradgradcheck(lambda x, W: x @ layer.operator((1, 1), W).mT, inputs)
+
+
+@pytest.mark.parametrize("size", [1e-35, 1.0, 1e18])
+def test_normalized_rows_of_any_size(size: float) -> None:
+    """Squares of the smallest are 0 in float32; a row of zeros stays one, and has a finite gradient."""
+    layer = NormalizedLinear(3, 2, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0]]) * size)
+    torch.testing.assert_close(layer(torch.eye(3)).mT, torch.tensor([[0.6, 0.0, 0.8], [0.0, 0.0, 0.0]]))
+    layer(torch.eye(3))[:, 1].sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isfinite().all()
+
+
+def test_networks_know_normalized_layers_by_name() -> None:
+    model = models.build("kwlarge", linear="normalized", width=0.125, image_size=8)
+    assert isinstance(model[-1], NormalizedLinear)

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from orthoconv import empirical_lipschitz, lipschitz_bound
+from orthoconv import certify, empirical_lipschitz, lipschitz_bound
 from orthoconv.models import NETWORKS, build
-from orthoconv.nn import BCOPConv2d, CayleyLinear, MaxMin, Scale, conv_methods
+from orthoconv.nn import BCOPConv2d, CayleyLinear, MaxMin, NormalizedLinear, Scale, conv_methods
 
 WIDTH = {"critic": 0.125, "kwlarge": 0.25, "resnet9": 0.125, "wide_resnet10_10": 0.125}
 BOUNDED = {"cayley", "bcop", "cayley_bcop", "rko", "crko"}
@@ -170,3 +170,20 @@ def test_the_scale_is_learned_or_not(learned: bool) -> None:
     assert len(scales) == 7
     assert moved & scales == (scales if learned else set())
     assert moved >= {k for k in before if k.endswith(".weight")}
+
+
+@every_network
+def test_the_head_is_the_last_layer_alone(name: str) -> None:
+    options = {"image_size": 16, "width": 0.125, "lipschitz": 2.0}
+    torch.manual_seed(1)
+    usual = build(name, **options)
+    torch.manual_seed(1)
+    model = build(name, head="normalized", **options)
+    kinds = [[type(m).__name__ for m in network.modules()] for network in (usual, model)]
+    assert [pair for pair in zip(*kinds, strict=True) if len(set(pair)) > 1] == [("CayleyLinear", "NormalizedLinear")]
+    assert isinstance(model[-2], NormalizedLinear), "the last one, before its factor"
+    x = torch.rand(4, 3, 16, 16)
+    found = certify(model, [(x, torch.arange(4))])
+    assert found.head == "pairwise"
+    with pytest.raises(ValueError, match=r"head must be one of .*'normalized', 'plain', got 'nothing'"):
+        build(name, head="nothing")

@@ -305,6 +305,19 @@ def test_records_folders_and_cards_agree_on_a_digest() -> None:
         assert card["hash"] in (ROOT / "docs" / "cards" / f"{name}.md").read_text()
 
 
+def test_constants_of_another_loss_do_not_change_a_digest() -> None:
+    """The digest of the defaults is that of the version that had no offset and no head."""
+    plain = Training.of({"data": "digits"})
+    assert plain.hash == "cfdd424a630e3ac8"
+    assert Training.of({"data": "digits", "recipe": {"offset": 0.7, "temperature": 1.0}}).hash == plain.hash
+    used = [{"loss": "offset_cross_entropy"}, {"loss": "offset_cross_entropy", "offset": 0.7}]
+    hashes = {Training.of({"data": "digits", "recipe": recipe}).hash for recipe in used}
+    head = Training.of({"data": "digits", "model": {"head": "normalized"}})
+    assert len(hashes | {plain.hash, head.hash}) == 4
+    assert "head" not in plain.config["model"]
+    assert head.config["model"]["head"] == "normalized"
+
+
 def test_the_margin_is_that_of_the_network_s_own_bound() -> None:
     """Unless the recipe has another; what is stored is a number, so that old records stay matched."""
     half = Training.of({"data": "digits", "model": {"lipschitz": 0.5}})

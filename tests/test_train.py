@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ from orthoconv.train import (
     hinge_loss,
     load_checkpoint,
     load_weights,
+    loop,
+    offset_cross_entropy,
     piecewise_triangular,
     save_checkpoint,
     save_weights,
@@ -50,6 +52,22 @@ def test_hinge_is_that_of_torch() -> None:
     assert hinge_loss(10 * F.one_hot(labels, 7).float(), labels, 0.7) == 0
 
 
+def test_offset_cross_entropy() -> None:
+    """By its definition; without offset and with T = 1 it is torch's; a lead beyond the offset costs little."""
+    logits, labels = torch.randn(20, 7, dtype=torch.float64, requires_grad=True), torch.randint(7, (20,))
+    shifted = (logits - 0.4 * F.one_hot(labels, 7)) / 0.25
+    expected = -0.25 * shifted.log_softmax(1)[torch.arange(20), labels].mean()
+    torch.testing.assert_close(offset_cross_entropy(logits, labels, 0.4, 0.25), expected)
+    torch.testing.assert_close(offset_cross_entropy(logits, labels, 0.0, 1.0), F.cross_entropy(logits, labels))
+    assert torch.autograd.gradcheck(lambda y: offset_cross_entropy(y, labels, 0.4, 0.25), logits)
+    for lead, least, most in ((3.0, 0.0, 1e-3), (0.4, 0.25, 1.0), (0.0, 0.5, 2.0)):
+        assert least < offset_cross_entropy(lead * F.one_hot(labels, 7).double(), labels, 0.4, 0.25) < most
+    with pytest.raises(ValueError, match="temperature must be positive and finite, got -1"):
+        offset_cross_entropy(logits, labels, 0.4, -1)
+    with pytest.raises(ValueError, match="offset must be at least 0 and finite, got nan"):
+        offset_cross_entropy(logits, labels, float("nan"))
+
+
 def test_schedule() -> None:
     assert piecewise_triangular(0.0, 0.1) == 0
     assert piecewise_triangular(0.4, 0.1) == pytest.approx(0.1)
@@ -68,7 +86,9 @@ def test_schedule() -> None:
         ({"checkpoint_every": -1}, "checkpoint_every must be at least 0"),
         ({"epochs": 2.5}, "epochs must be at least 1, got 2.5"),
         ({"lr": 10**400}, "lr must be positive and finite"),
-        ({"loss": "hingo"}, "loss must be 'hinge' or 'cross_entropy', got 'hingo'"),
+        ({"loss": "hingo"}, "loss must be one of 'hinge', 'cross_entropy', 'offset_cross_entropy', got 'hingo'"),
+        ({"offset": -0.1}, r"offset must be at least 0 and finite, got -0\.1"),
+        ({"temperature": 0}, "temperature must be positive and finite, got 0"),
         ({"augment": "no"}, "augment must be True or False, got 'no'"),
         ({"seed": 2**70}, "seed must be an int of 64 bits"),
     ],
@@ -142,6 +162,25 @@ def test_a_run_is_resumed_with_its_own_recipe(tmp_path) -> None:
     run(tmp_path, RECIPE, stop=5)
     with pytest.raises(CheckpointError, match=r"is of a run with lr=0\.01, not 0\.02"):
         run(tmp_path, Recipe(epochs=2, batch_size=128, lr=0.02, seed=1), resume=True)
+
+
+def test_a_run_of_a_version_without_the_constants_of_a_loss_is_resumed(tmp_path, monkeypatch) -> None:
+    whole = weights(run(tmp_path / "whole", RECIPE))
+    with monkeypatch.context() as m:  # a checkpoint as it was before there were an offset and a temperature
+        old = {k: v for k, v in asdict(replace(RECIPE, lipschitz=1.0)).items() if k not in ("offset", "temperature")}
+        m.setattr(loop, "asdict", lambda recipe: old)
+        run(tmp_path, RECIPE, stop=5)
+    assert "offset" not in load_weights(tmp_path / "checkpoint", None)["recipe"]
+    assert equal(whole, weights(run(tmp_path, RECIPE, resume=True)))
+
+
+def test_the_constants_of_a_loss_belong_to_a_run_that_uses_them(tmp_path) -> None:
+    used = replace(RECIPE, loss="offset_cross_entropy")
+    assert {"offset", "temperature"} <= used.settings.keys()
+    assert replace(RECIPE, offset=0.7).settings == RECIPE.settings
+    run(tmp_path, used, stop=5)
+    with pytest.raises(CheckpointError, match=r"is of a run with offset=0\.4, not 0\.7"):
+        run(tmp_path, replace(used, offset=0.7), resume=True)
 
 
 def test_non_finite_loss_stops_before_the_weights_are_spoiled(tmp_path) -> None:

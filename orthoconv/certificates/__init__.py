@@ -3,6 +3,7 @@
 from orthoconv.certificates.bounds import growth, lipschitz_bound, rounding_bound
 from orthoconv.certificates.certification import EPS, Certificates, certified_radius, certify
 from orthoconv.certificates.double import in_double
+from orthoconv.certificates.heads import pairwise_radius
 from orthoconv.certificates.rules import register_rule
 from orthoconv.certificates.verification import LayerFacts, Verification, singular_values, verify
 
@@ -16,6 +17,7 @@ __all__ = [
     "growth",
     "in_double",
     "lipschitz_bound",
+    "pairwise_radius",
     "register_rule",
     "rounding_bound",
     "singular_values",

@@ -14,6 +14,7 @@ from orthoconv.certificates.graphs import Child, follow
 from orthoconv.certificates.rules import rule_of
 from orthoconv.linalg import frobenius_norm
 from orthoconv.modules import zeros_for
+from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.reparametrized import frozen
 from orthoconv.nn.residual import ConvexResidual, convex_weights
 
@@ -79,6 +80,8 @@ def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
         return _sequential(module, x, child, unit)
     if isinstance(module, ConvexResidual):
         return _residual(module, x, child)
+    if isinstance(module, IsometryAverage):
+        return _average(module, x, child)
     if isinstance(module, fx.GraphModule):
         return follow(module, x, child)
     shape, offset = x.shape[1:], frobenius_norm(module(x.clone()))
@@ -108,3 +111,10 @@ def _residual(module: ConvexResidual, x: Tensor, child: Child) -> Growth:
         raise TypeError("a ConvexResidual is bounded only if nothing inside works in place")
     s, rest = convex_weights(module.alpha)
     return s * child("f", module.f, x) + rest * child("skip", module.skip, x)
+
+
+def _average(module: IsometryAverage, x: Tensor, child: Child) -> Growth:
+    mirrored = x.flip(-1)
+    one = child("f", module.f, x.clone())
+    other = one if torch.equal(x, mirrored) else child("f", module.f, mirrored)
+    return 0.5 * one + 0.5 * other

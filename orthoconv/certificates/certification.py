@@ -4,13 +4,14 @@ __all__ = ["EPS", "Certificates", "certified_radius", "certify"]
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from orthoconv.certificates.bounds import growth
 from orthoconv.certificates.double import in_double
+from orthoconv.certificates.heads import pairwise_radius, split_head
 from orthoconv.linalg import row_norms
 from orthoconv.margins import margin
 from orthoconv.modules import in_eval_mode
@@ -29,6 +30,8 @@ class Certificates(NamedTuple):
         eps: Norms of perturbations that `certified_accuracy` reports on.
         slack: Bound of what rounding changed in the logits, in the l2 norm, (b,); the radius allows for it. None if
             `certify` was called with rounding=False.
+        head: What the radius rests on: "pairwise", the bound of each pair of classes (see `pairwise_radius`), or
+            "lipschitz", that of all logits together.
     """
 
     logits: Tensor
@@ -37,6 +40,7 @@ class Certificates(NamedTuple):
     lipschitz: float
     eps: tuple[float, ...]
     slack: Tensor | None = None
+    head: Literal["pairwise", "lipschitz"] = "lipschitz"
 
     @property
     def correct(self) -> Tensor:
@@ -90,12 +94,18 @@ def certify(
     batch once more, by `in_double`. It reduces the radius of an example by the difference of its logits, and by the
     `rounding_bound` of the second computation. What is certified holds for the exact function.
 
+    A model that ends in a linear layer is certified by `pairwise_radius`, from the bound of the layers before it and
+    the distances of the rows of its matrix. Such a radius is never smaller than that of `certified_radius`, and the
+    last layer need not be orthogonal.
+
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had.
         batches: Pairs of images and labels.
         eps: Norms of perturbations to report on.
-        lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images.
-        rounding: Whether to allow for rounding, which takes three times as long; without, the radius is the paper's.
+        lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images. With
+            one that is given, radii are those of `certified_radius`.
+        rounding: Whether to allow for rounding, which takes three times as long; without, the formulas are
+            those of exact arithmetic.
 
     >>> from orthoconv.nn import CayleyLinear
     >>> model, x = nn.Sequential(nn.Flatten(), CayleyLinear(16, 3)), torch.rand(5, 1, 4, 4)
@@ -108,13 +118,16 @@ def certify(
     labels: list[Tensor] = []
     slack: list[Tensor] = []
     shape: torch.Size | None = None
+    head, features = None, 0.0
     with in_eval_mode(model):
         exact = in_double(model) if rounding else None
         for x, y in batches:
             if shape is None:
                 shape = x.shape[1:]
                 grown = growth(model, shape, torch.float64) if rounding or lipschitz is None else None
-                lipschitz = grown.lipschitz if lipschitz is None and grown is not None else lipschitz
+                if lipschitz is None and grown is not None:
+                    lipschitz, head = grown.lipschitz, split_head(model)
+                    features = 0.0 if head is None else growth(head.body, shape, torch.float64).lipschitz
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
             logits.append(model(x.clone()))  # whose first layer may work in place
@@ -126,8 +139,11 @@ def certify(
     if lipschitz is None or not logits:
         raise ValueError("certify needs at least one batch, got none")
     scores, classes, slacks = torch.cat(logits), torch.cat(labels), torch.cat(slack) if rounding else None
-    if slacks is None:
-        return Certificates(scores, classes, certified_radius(scores, classes, lipschitz), lipschitz, tuple(eps))
-    radius = certified_radius(scores.double(), classes, lipschitz, slacks)
-    below = torch.nextafter(radius.to(scores.dtype), scores.new_zeros(()))  # rounding the radius must not enlarge it
-    return Certificates(scores, classes, below, lipschitz, tuple(eps), slacks)
+    values, error = (scores, scores.new_zeros(())) if slacks is None else (scores.double(), slacks)
+    radius = certified_radius(values, classes, lipschitz, error)
+    if head is not None:
+        radius = radius.maximum(pairwise_radius(values, classes, head.distances().to(values), features, error))
+    if slacks is not None:
+        radius = torch.nextafter(radius.to(scores.dtype), scores.new_zeros(()))  # rounding must not enlarge it
+    rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if head is None else "pairwise"
+    return Certificates(scores, classes, radius, lipschitz, tuple(eps), slacks, rests_on)

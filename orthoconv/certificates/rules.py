@@ -1,6 +1,6 @@
 """Rules: the Lipschitz constant and the rounding of modules that are not of this library, torch's own among them."""
 
-__all__ = ["Rule", "register_rule", "require_as_defined", "rule_of"]
+__all__ = ["Rule", "is_plain", "register_rule", "require_as_defined", "rule_of"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from orthoconv import fourier
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import ints, pair
+from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.kernel import kernel_units
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.residual import ConvexResidual
@@ -65,20 +66,27 @@ def _figure(value: float | Figure) -> Figure:
 
 _BY_LAYER = Rule(lambda layer, shape: layer.lipschitz(shape), lambda layer, shape: layer.rounding_units(shape))
 _OF_PARTS = Rule(lambda module, shape: math.nan, None)  # the walk looks at the parts
-_RULES: dict[type[nn.Module], Rule] = {nn.Sequential: _OF_PARTS, ConvexResidual: _OF_PARTS, fx.GraphModule: _OF_PARTS}
+_CONTAINERS: tuple[type[nn.Module], ...] = (nn.Sequential, ConvexResidual, IsometryAverage, fx.GraphModule)
+_RULES: dict[type[nn.Module], Rule] = dict.fromkeys(_CONTAINERS, _OF_PARTS)
 
 
 def rule_of(module: nn.Module, path: str) -> Rule:
     """Return the rule for a module, which must do what its class says; otherwise raise an error that names its path."""
     kind = type(module)
     known = next((cls for cls in kind.__mro__ if cls in _RULES or _is_layer(cls)), None)
-    if known is None or not all(map(_is_faithful, kind.__mro__[: kind.__mro__.index(known)])):
+    if known is None or not is_plain(module, known):
         raise TypeError(
             f"there is no rule for {kind.__module__}.{kind.__name__}, at {path}; "
             f"give it one with orthoconv.register_rule"
         )
     require_as_defined(module, path)
     return _RULES.get(known, _BY_LAYER)
+
+
+def is_plain(module: nn.Module, base: type[nn.Module]) -> bool:
+    """Whether a module of the class `base`, or of a subclass, leaves alone what that class computes."""
+    mro = type(module).__mro__
+    return base in mro and all(map(_is_faithful, mro[: mro.index(base)]))
 
 
 def _is_layer(cls: type) -> bool:

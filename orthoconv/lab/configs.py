@@ -12,7 +12,10 @@ from orthoconv.models import NETWORKS
 from orthoconv.nn import conv_methods, linear_methods
 from orthoconv.train import Recipe
 
-_YOUNGER = {"learned_scale": True}  # fields that older records of networks lack, and the value that they then had
+_YOUNGER = {
+    "learned_scale": True,
+    "head": None,
+}  # fields that older records of networks lack, and the value that they then had
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class ModelSpec:
         learned_scale: Whether the scale g of Cayley layers is trained.
         normalize: Whether the first layer subtracts the mean of the training images (center), divides by their
             standard deviation as well (standardize), or does neither (none).
+        head: Method of the last linear layer: LINEARS; by default that of the other linear layers.
     """
 
     name: str = "kwlarge"
@@ -41,6 +45,7 @@ class ModelSpec:
     lipschitz: float = 1.0
     learned_scale: bool = True
     normalize: Literal["none", "center", "standardize"] = "center"
+    head: str | None = None
 
 
 _HELP = ModelSpec.__doc__ or ""
@@ -83,9 +88,8 @@ class Training:
     @property
     def config(self) -> dict[str, Any]:
         """The complete configuration."""
-        recipe = {k: v for k, v in asdict(self.recipe).items() if k != "checkpoint_every"}
         model = {k: v for k, v in asdict(self.model).items() if k not in _YOUNGER or v != _YOUNGER[k]}
-        return {"data": self.data, "examples": self.examples, "model": model, "recipe": recipe}
+        return {"data": self.data, "examples": self.examples, "model": model, "recipe": self.recipe.settings}
 
     @property
     def hash(self) -> str:

@@ -22,4 +22,4 @@ def critic(
     for i, o in pairwise(sizes):
         convolutions += [*make.conv(i, o, k, stride=2), MaxMin()]
     features = sizes[-1] * (size[0] // DIVISOR) * (size[1] // DIVISOR)
-    return [*convolutions, nn.Flatten(), *make.linear(features, classes)]
+    return [*convolutions, nn.Flatten(), *make.head(features, classes)]

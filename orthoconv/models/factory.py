@@ -15,10 +15,12 @@ class LayerFactory:
         conv: Name of the method of the convolutions.
         linear: Name of the method of the linear layers, or None for the one that goes with the convolutions.
         factor: Number that each layer is multiplied by.
+        head: Name of the method of the last linear layer, or None for that of the others.
     """
 
-    def __init__(self, conv: str, linear: str | None, factor: float) -> None:
+    def __init__(self, conv: str, linear: str | None, factor: float, head: str | None = None) -> None:
         self._conv, self._linear, self.factor = conv_method(conv), linear_method(linear, conv), factor
+        self._head = self._linear if head is None else linear_method(head, conv, "head")
 
     def conv(self, i: int, o: int, k: int, stride: int = 1) -> list[nn.Module]:
         """Make a convolution from i to o channels."""
@@ -27,6 +29,10 @@ class LayerFactory:
     def linear(self, i: int, o: int) -> list[nn.Module]:
         """Make a linear layer from i to o features."""
         return [self._linear(i, o), *self.scale()]
+
+    def head(self, i: int, classes: int) -> list[nn.Module]:
+        """Make the last linear layer, from i features to logits."""
+        return [self._head(i, classes), *self.scale()]
 
     def scale(self, layers: int = 1) -> list[nn.Module]:
         """Make what gives a branch the factor of so many layers: nothing, if that is 1."""

@@ -25,5 +25,5 @@ def kwlarge(
         nn.Flatten(),
         *make.linear(features, c), MaxMin(),
         *make.linear(c, 512), MaxMin(),
-        *make.linear(512, classes),
+        *make.head(512, classes),
     ]  # fmt: skip

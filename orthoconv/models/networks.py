@@ -46,6 +46,7 @@ def build(
     classes: int = 10,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    head: str | None = None,
 ) -> nn.Sequential:
     """A network of the paper for images in [0, 1].
 
@@ -65,6 +66,8 @@ def build(
         classes: Number of logits.
         mean: Mean of each channel, subtracted first, if given.
         std: Standard deviation of each channel, divided by, if given; the bound becomes lipschitz / min(std).
+        head: Method of the last linear layer, such as "normalized"; by default that of the other linear layers. With
+            "normalized", L is the bound of each logit, and not of all together; `certify` knows.
 
     >>> build("kwlarge", in_channels=1, image_size=28)[0]
     CayleyConv2d(1, 32, kernel_size=(3, 3))
@@ -82,7 +85,7 @@ def build(
         raise ValueError(f"learned_scale must be True or False, got {learned_scale!r}")
     if std is not None and mean is None:
         raise ValueError(f"std={std!r} needs a mean beside it, got mean=None")
-    make = LayerFactory(conv, linear, 1.0 if lipschitz == 1 else lipschitz ** (1 / network.depth))
+    make = LayerFactory(conv, linear, 1.0 if lipschitz == 1 else lipschitz ** (1 / network.depth), head)
     options: list[Any] = [make, size, in_channels, classes, width, kernel_size]
     if name == "kwlarge":
         options.append(kernel_size if strided_kernel_size is None else strided_kernel_size)

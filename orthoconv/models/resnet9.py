@@ -31,5 +31,5 @@ def resnet9(
         residual(d),
         ScaledAvgPool2d(2), nn.Flatten(),
         *make.linear(features, d), MaxMin(),
-        *make.linear(d, classes),
+        *make.head(d, classes),
     ]  # fmt: skip

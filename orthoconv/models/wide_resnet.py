@@ -32,5 +32,5 @@ def wide_resnet10_10(
         *block(widths[2], widths[3], 2),
         MaxMin(), ScaledAvgPool2d(4), nn.Flatten(),
         *make.linear(features, last), MaxMin(),
-        *make.linear(last, classes),
+        *make.head(last, classes),
     ]  # fmt: skip

@@ -7,11 +7,13 @@ from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d, CayleyLinea
 from orthoconv.nn.circular import CircularConv2d
 from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
 from orthoconv.nn.downsample import InvertibleDownsample
+from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
+from orthoconv.nn.normalized import NormalizedLinear
 from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import ScaledAvgPool2d
 from orthoconv.nn.residual import ConvexResidual, ConvexSum
@@ -32,10 +34,12 @@ __all__ = [
     "ConvexSum",
     "GroupSort",
     "InvertibleDownsample",
+    "IsometryAverage",
     "KernelConv2d",
     "Layer",
     "MaxMin",
     "Normalize",
+    "NormalizedLinear",
     "OSSNConv2d",
     "RKOConv2d",
     "SVCMConv2d",

@@ -67,12 +67,15 @@ def conv_method(name: str) -> Factory:
     return method.conv
 
 
-def linear_method(name: str | None, conv: str) -> Factory:
-    """The linear layer of a method; for None, the one that goes with the convolutions of the method `conv`."""
+def linear_method(name: str | None, conv: str, argument: str = "linear") -> Factory:
+    """The linear layer of a method; for None, the one that goes with the convolutions of the method `conv`.
+
+    An error calls the name by that of the argument that it was given as.
+    """
     method = _METHODS.get(name or conv) if isinstance(name, str | None) else None
     partner = None if method is None else method.linear
     if name is None and not callable(partner):
         return linear_method(partner or "plain", conv)
     if not callable(partner):
-        raise ValueError(f"linear must be one of {', '.join(map(repr, linear_methods()))}, got {name!r}")
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, linear_methods()))}, got {name!r}")
     return partner

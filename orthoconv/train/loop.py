@@ -19,10 +19,12 @@ from orthoconv.data.batching import augment, epoch_order, generator
 from orthoconv.data.split import Split
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.distributed import World, total
-from orthoconv.train.loss import hinge_loss
+from orthoconv.train.losses import hinge_loss, offset_cross_entropy
 from orthoconv.train.schedule import piecewise_triangular
 from orthoconv.weights import CheckpointError
 
+_LOSSES = ("hinge", "cross_entropy", "offset_cross_entropy")
+_ONLY_FOR = {"offset": "offset_cross_entropy", "temperature": "offset_cross_entropy"}  # fields that one loss needs
 _FIGURES = ("epoch", "step", "loss", "accuracy", "lr", "seconds")
 
 
@@ -38,7 +40,7 @@ class Recipe:
         epochs: Passes over the data.
         batch_size: Images in a step, over all processes.
         lr: Highest learning rate.
-        loss: "hinge" or "cross_entropy".
+        loss: "hinge", "cross_entropy" or "offset_cross_entropy".
         eps0: Radius for which the hinge loss asks for a certificate.
         margin_factor: Factor of the margin, margin_factor * lipschitz * eps0: 1 in the released code, sqrt(2) in the
             paper.
@@ -48,12 +50,14 @@ class Recipe:
         project_every: Steps between the projections of layers that have a method `project`; also after each epoch.
         checkpoint_every: Steps between checkpoints; 0 for one after each epoch only.
         seed: Seed of the weights, the order of the images and the augmentation.
+        offset: Lead that the loss "offset_cross_entropy" asks of the true class.
+        temperature: Number that the loss "offset_cross_entropy" divides logits by.
     """
 
     epochs: int = 10
     batch_size: int = 256
     lr: float = 0.01
-    loss: Literal["hinge", "cross_entropy"] = "hinge"
+    loss: Literal["hinge", "cross_entropy", "offset_cross_entropy"] = "hinge"
     eps0: float = 0.5
     margin_factor: float = 1.0
     lipschitz: float | None = None
@@ -61,22 +65,41 @@ class Recipe:
     project_every: int = 100
     checkpoint_every: int = 0
     seed: int = 0
+    offset: float = 0.4
+    temperature: float = 0.25
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("project_every", 1), ("checkpoint_every", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value!r}")
-        for name in ("lr", "eps0", "margin_factor", *(["lipschitz"] if self.lipschitz is not None else [])):
+        for name in (
+            "lr",
+            "eps0",
+            "margin_factor",
+            "temperature",
+            *(["lipschitz"] if self.lipschitz is not None else []),
+        ):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        if self.loss not in ("hinge", "cross_entropy"):
-            raise ValueError(f"loss must be 'hinge' or 'cross_entropy', got {self.loss!r}")
+        if type(self.offset) not in (int, float) or not 0 <= self.offset <= sys.float_info.max:
+            raise ValueError(f"offset must be at least 0 and finite, got {self.offset!r}")
+        if self.loss not in _LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {self.loss!r}")
         if type(self.augment) is not bool:
             raise ValueError(f"augment must be True or False, got {self.augment!r}")
         if type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must be an int of 64 bits, got {self.seed!r}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields that the weights depend on; runs are the same run if these are equal.
+
+        Fields that only another loss needs are left out. Records and checkpoints of older versions do not have them.
+        """
+        unused = {"checkpoint_every", *(name for name, loss in _ONLY_FOR.items() if loss != self.loss)}
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 def fit(
@@ -163,6 +186,8 @@ def _loss(engine: nn.Module, x: Tensor, labels: Tensor, recipe: Recipe) -> tuple
     logits = engine(x)
     if recipe.loss == "hinge":
         loss = hinge_loss(logits, labels, recipe.margin_factor * (recipe.lipschitz or 1.0) * recipe.eps0)
+    elif recipe.loss == "offset_cross_entropy":
+        loss = offset_cross_entropy(logits, labels, recipe.offset, recipe.temperature)
     else:
         loss = F.cross_entropy(logits, labels)
     correct = (logits.detach().argmax(1) == labels).sum()
@@ -209,7 +234,7 @@ def _resume(
         isinstance(last, dict) and tuple(last) == _FIGURES and _are_numbers(list(last.values()), len(_FIGURES))
     ):
         raise CheckpointError(f"{path} has figures of an epoch that cannot be read: {last!r}")
-    ours = {k: v for k, v in asdict(recipe).items() if k != "checkpoint_every"}
+    ours = recipe.settings
     if changed := [k for k, v in ours.items() if theirs.get(k) != v]:
         raise CheckpointError(
             f"{path} is of a run with {changed[0]}={theirs.get(changed[0])!r}, "

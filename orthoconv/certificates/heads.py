@@ -1,0 +1,125 @@
+"""Certificates of models that end in a linear layer: each pair of classes has a bound of its own."""
+
+__all__ = ["Head", "pairwise_radius", "split_head"]
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.certificates.rules import is_plain
+from orthoconv.margins import check_logits
+from orthoconv.nn.isometry import IsometryAverage
+from orthoconv.nn.linear import BaseLinear
+from orthoconv.nn.normalize import Scale
+
+_EPS = torch.finfo(torch.float64).eps
+_TINY = 1e-100  # the squares of smaller differences may vanish in float64
+
+
+class Head(NamedTuple):
+    """A model whose logits are factor (W body(x) + bias).
+
+    Attributes:
+        body: The layers before the last linear one.
+        matrix: The matrix W of that layer as it runs, (classes, features).
+        factor: Product of the `Scale` layers after it.
+    """
+
+    body: nn.Sequential
+    matrix: Tensor
+    factor: float
+
+    def distances(self) -> Tensor:
+        """Distances of the rows of factor W to each other, (classes, classes), found in float64 and rounded up."""
+        W = self.matrix.detach().double()
+        n = W.shape[1]
+        largest, norm = (torch.cdist(W, W, p, "donot_use_mm_for_euclid_dist") for p in (math.inf, 2.0))
+        norm = torch.where(largest < _TINY, math.sqrt(n) * largest, norm)
+        return abs(self.factor) * norm * (1 + 10 * (n + 1) * _EPS)
+
+
+def split_head(model: nn.Module) -> Head | None:
+    """Split a model into its body and its last linear layer; return None if it does not end in one.
+
+    The model is an `nn.Sequential`, nested or not, that ends in an `nn.Linear` or a `BaseLinear`; only `Scale` and
+    `nn.Identity` may follow. Or it ends in the `IsometryAverage` of such a model. Whether each part does what its class
+    says, `growth` finds out.
+
+    >>> from orthoconv.nn import MaxMin
+    >>> head = split_head(nn.Sequential(nn.Linear(8, 4), MaxMin(), nn.Sequential(nn.Linear(4, 3), Scale(-2.0))))
+    >>> len(head.body), tuple(head.matrix.shape), head.factor
+    (2, (3, 4), -2.0)
+    >>> split_head(nn.Sequential(nn.Linear(8, 4), MaxMin()))
+    """
+    layers, factor = list(_layers(model)), 1.0
+    while layers:
+        last = layers.pop()
+        if isinstance(last, Scale) and is_plain(last, Scale):
+            factor *= last.factor
+        elif isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
+            inner = split_head(last.f)  # the mean of W f is W times the mean of f
+            if inner is None:
+                return None
+            return Head(nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, factor * inner.factor)
+        elif isinstance(last, nn.Linear) and is_plain(last, nn.Linear):
+            return Head(nn.Sequential(*layers), last.weight, factor)
+        elif isinstance(last, BaseLinear) and is_plain(last, BaseLinear):
+            return Head(nn.Sequential(*layers), last.cached_operator(), factor)
+        elif not (isinstance(last, nn.Identity) and is_plain(last, nn.Identity)):
+            return None
+    return None
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Layers in the order in which they run, those of nested `nn.Sequential` among them."""
+    if not (isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential)):
+        yield module
+        return
+    for layer in module._modules.values():  # children() would leave out a layer that stands in two places
+        assert layer is not None
+        yield from _layers(layer)
+
+
+def pairwise_radius(
+    logits: Tensor, labels: Tensor, distances: Tensor, lipschitz: float = 1.0, slack: Tensor | float = 0.0
+) -> Tensor:
+    r"""Radius within which the class of each example cannot change, for a model that ends in a linear layer.
+
+    .. math:: \min_{j \ne t} \frac{\max(0, y_t - y_j - \sqrt 2 \eta)}{L |w_t - w_j|}
+
+    The difference of two logits is linear in the features, with the gradient w_t - w_j. So this holds for every matrix
+    W, orthogonal or not, and is at least the radius by the norm of W, as :math:`|w_t - w_j| \le \sqrt 2 |W|`. A class
+    whose row equals that of the true one cannot overtake it; it limits nothing, unless its logit is as large.
+
+    Arguments:
+        logits: Shape (b, classes).
+        labels: True classes, (b,).
+        distances: Distances :math:`|w_i - w_j|` of the rows of the last matrix, (classes, classes).
+        lipschitz: Lipschitz constant L of the features, that is, of what comes before the last layer.
+        slack: Bound :math:`\eta` of the l2 error of the logits, for each example or for all.
+
+    >>> rows = torch.eye(2)
+    >>> pairwise_radius(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1]), torch.cdist(rows, rows))
+    tensor([1.4142, 0.0000])
+    """
+    check_logits(logits, labels)
+    classes = logits.shape[1]
+    if distances.shape != (classes, classes) or not bool((distances >= 0).all()):
+        raise ValueError(
+            f"distances must be at least 0, of shape ({classes}, {classes}), got shape {tuple(distances.shape)} "
+            f"and smallest {distances.min().item() if distances.numel() else None}"
+        )
+    if not (math.isfinite(lipschitz) and lipschitz > 0):
+        raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
+    error = slack.to(logits.dtype) if isinstance(slack, Tensor) else logits.new_tensor(slack)
+    if not bool((error >= 0).all()):
+        raise ValueError(f"slack must be at least 0, got {slack!r}")
+    lead = logits.gather(1, labels[:, None]) - logits  # (b, classes)
+    room = (lead - math.sqrt(2) * (1 + 8 * _EPS) * error.reshape(-1, 1)).clamp_min(0)  # rounded down
+    rate = (lipschitz * distances)[labels]  # at which each class may catch up, (b, classes)
+    never = torch.where(room > 0, math.inf, 0.0).to(room)
+    radius = torch.where(rate > 0, room / rate.where(rate > 0, 1), never)
+    return radius.scatter(1, labels[:, None], math.inf).amin(1)
