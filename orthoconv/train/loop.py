@@ -73,13 +73,8 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value!r}")
-        for name in (
-            "lr",
-            "eps0",
-            "margin_factor",
-            "temperature",
-            *(["lipschitz"] if self.lipschitz is not None else []),
-        ):
+        bound = () if self.lipschitz is None else ("lipschitz",)
+        for name in ("lr", "eps0", "margin_factor", "temperature", *bound):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
                 raise ValueError(f"{name} must be positive and finite, got {value!r}")
