@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from orthoconv.linalg import cayley
 from orthoconv.nn import (
+    AOLConv2d,
     BCOPConv2d,
     CayleyConv2d,
     CayleyConvTranspose2d,
@@ -143,6 +144,20 @@ def ossn_matrix(layer: nn.Module, case: Case) -> Tensor:
     return kernel_matrix(layer, case, W / max(1.0, power_method(C, layer.iterations)))
 
 
+def aol_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """Scale the columns by the sums of the whole matrix on an image so large that no two offsets meet."""
+    q, (kh, kw) = 2**layer.steps, layer.kernel_shape[2:]
+    size = 2 * q * (kh - 1) + 1, 2 * q * (kw - 1) + 1
+    kernels = []
+    for W in layer.weight.detach().chunk(layer.groups):
+        C = conv_matrix(W, size)
+        rows = torch.eye(C.shape[1], dtype=C.dtype)[:: size[0] * size[1]]  # one pixel of each channel
+        for _ in range(q):
+            rows = rows @ C.mT @ C
+        kernels.append(W * rows.abs().sum(1).pow(-0.5 / q)[:, None, None])
+    return kernel_matrix(layer, case, torch.cat(kernels))
+
+
 def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
     return lambda *args, **kwargs: layer(*args, **kwargs, **options)
 
@@ -153,6 +168,8 @@ LAYERS = {
     "CayleyConvTranspose2d": Contract(
         CayleyConvTranspose2d, "orthogonal", lambda layer, case: cayley_matrix(layer, case).mT, transposed=True
     ),
+    "AOLConv2d": Contract(AOLConv2d, "nonexpansive", aol_matrix),
+    "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1), "nonexpansive", aol_matrix),
     "BCOPConv2d": Contract(BCOPConv2d, "orthogonal", bcop_matrix),
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),

@@ -1,6 +1,7 @@
 """Layers: modules of torch that are orthogonal or nonexpansive, and the plain ones to compare them with."""
 
 from orthoconv.nn.activation import GroupSort, MaxMin
+from orthoconv.nn.aol import AOLConv2d, AOLLinear
 from orthoconv.nn.bcop import BCOPConv2d
 from orthoconv.nn.bjorck import BjorckLinear
 from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
@@ -20,6 +21,8 @@ from orthoconv.nn.spectral import SpectralConv2d
 from orthoconv.nn.svcm import SVCMConv2d
 
 __all__ = [
+    "AOLConv2d",
+    "AOLLinear",
     "BCOPConv2d",
     "BaseConv2d",
     "BaseLinear",
