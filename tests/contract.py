@@ -15,6 +15,7 @@ from orthoconv.nn import (
     CayleyConv2d,
     CayleyConvTranspose2d,
     CircularConv2d,
+    LOTConv2d,
     OSSNConv2d,
     RKOConv2d,
     SVCMConv2d,
@@ -158,6 +159,18 @@ def aol_matrix(layer: nn.Module, case: Case) -> Tensor:
     return kernel_matrix(layer, case, torch.cat(kernels))
 
 
+def spectral_matrix(layer: nn.Module, case: Case, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    """The transform of the whole convolution matrix of each group, cut to the first channels."""
+    (o, i), n = layer.kernel_shape[:2], case.inner_size[0] * case.inner_size[1]
+    o //= layer.groups
+    Q = grouped(
+        layer.weight.detach(),
+        layer.groups,
+        lambda W: transform(conv_matrix(W, case.inner_size, layer.dilation))[: o * n, : i * n],
+    )
+    return Q @ downsample_matrix(case.i, case.size, case.stride)
+
+
 def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
     return lambda *args, **kwargs: layer(*args, **kwargs, **options)
 
@@ -174,6 +187,7 @@ LAYERS = {
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),
     "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
+    "LOTConv2d": Contract(LOTConv2d, "orthogonal", lambda *args: spectral_matrix(*args, polar)),
     "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),

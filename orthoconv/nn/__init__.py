@@ -11,13 +11,14 @@ from orthoconv.nn.downsample import InvertibleDownsample
 from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.linear import BaseLinear
+from orthoconv.nn.lot import LOTConv2d, PolarLinear
 from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import ScaledAvgPool2d
 from orthoconv.nn.residual import ConvexResidual, ConvexSum
 from orthoconv.nn.rko import RKOConv2d
-from orthoconv.nn.spectral import SpectralConv2d
+from orthoconv.nn.spectral import SpectralConv2d, UnscaledConv2d
 from orthoconv.nn.svcm import SVCMConv2d
 
 __all__ = [
@@ -36,16 +37,19 @@ __all__ = [
     "GroupSort",
     "InvertibleDownsample",
     "KernelConv2d",
+    "LOTConv2d",
     "Layer",
     "MaxMin",
     "Normalize",
     "OSSNConv2d",
+    "PolarLinear",
     "RKOConv2d",
     "SVCMConv2d",
     "Scale",
     "ScaledAvgPool2d",
     "SpectralConv2d",
     "TransposedConv2d",
+    "UnscaledConv2d",
     "WeightConv2d",
     "conv_methods",
     "linear_methods",
