@@ -12,6 +12,7 @@ from orthoconv.linalg import cayley
 from orthoconv.nn import (
     AOLConv2d,
     BCOPConv2d,
+    BROConv2d,
     CayleyConv2d,
     CayleyConvTranspose2d,
     CircularConv2d,
@@ -171,6 +172,12 @@ def spectral_matrix(layer: nn.Module, case: Case, transform: Callable[[Tensor], 
     return Q @ downsample_matrix(case.i, case.size, case.stride)
 
 
+def reflection(V: Tensor) -> Tensor:
+    """Reflection at the orthogonal complement of the range of V, by its singular vectors."""
+    U = torch.linalg.svd(V, full_matrices=False).U
+    return torch.eye(len(V), dtype=V.dtype) - 2 * U @ U.mT
+
+
 def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
     return lambda *args, **kwargs: layer(*args, **kwargs, **options)
 
@@ -188,6 +195,7 @@ LAYERS = {
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),
     "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
     "LOTConv2d": Contract(LOTConv2d, "orthogonal", lambda *args: spectral_matrix(*args, polar)),
+    "BROConv2d": Contract(BROConv2d, "orthogonal", lambda *args: spectral_matrix(*args, reflection)),
     "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),

@@ -4,6 +4,7 @@ from orthoconv.nn.activation import GroupSort, MaxMin
 from orthoconv.nn.aol import AOLConv2d, AOLLinear
 from orthoconv.nn.bcop import BCOPConv2d
 from orthoconv.nn.bjorck import BjorckLinear
+from orthoconv.nn.bro import BROConv2d, BROLinear
 from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
 from orthoconv.nn.circular import CircularConv2d
 from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
@@ -25,6 +26,8 @@ __all__ = [
     "AOLConv2d",
     "AOLLinear",
     "BCOPConv2d",
+    "BROConv2d",
+    "BROLinear",
     "BaseConv2d",
     "BaseLinear",
     "BjorckLinear",
