@@ -19,6 +19,7 @@ from orthoconv.nn import (
     LOTConv2d,
     OSSNConv2d,
     RKOConv2d,
+    SOCConv2d,
     SVCMConv2d,
 )
 
@@ -178,6 +179,12 @@ def reflection(V: Tensor) -> Tensor:
     return torch.eye(len(V), dtype=V.dtype) - 2 * U @ U.mT
 
 
+def skew_exponential(W: Tensor) -> Tensor:
+    """Exponential of the skew part, by the eigenvalues of a Hermitian matrix."""
+    values, U = torch.linalg.eigh(0.5j * (W - W.mT))
+    return ((U * torch.exp(-1j * values)) @ U.mH).real
+
+
 def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
     return lambda *args, **kwargs: layer(*args, **kwargs, **options)
 
@@ -196,6 +203,7 @@ LAYERS = {
     "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
     "LOTConv2d": Contract(LOTConv2d, "orthogonal", lambda *args: spectral_matrix(*args, polar)),
     "BROConv2d": Contract(BROConv2d, "orthogonal", lambda *args: spectral_matrix(*args, reflection)),
+    "SOCConv2d": Contract(SOCConv2d, "orthogonal", lambda *args: spectral_matrix(*args, skew_exponential)),
     "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),

@@ -111,7 +111,7 @@ def test_residual_networks_have_the_layers_of_the_released_code() -> None:
 def test_linear_layers_go_with_the_convolutions() -> None:
     last = {conv: type(build("kwlarge", conv, width=0.25)[-1]).__name__ for conv in conv_methods()}
     bjorck = dict.fromkeys(("bcop", "rko", "ossn", "svcm"), "BjorckLinear")
-    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko"), "CayleyLinear")
+    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko", "soc"), "CayleyLinear")
     own = {"plain": "Linear", "aol": "AOLLinear", "bro": "BROLinear", "lot": "PolarLinear"}
     assert last == {**bjorck, **cayley, **own}
     assert isinstance(build("kwlarge", "plain", "cayley", width=0.25)[-1], CayleyLinear)

@@ -19,6 +19,7 @@ from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import ScaledAvgPool2d
 from orthoconv.nn.residual import ConvexResidual, ConvexSum
 from orthoconv.nn.rko import RKOConv2d
+from orthoconv.nn.soc import ExpLinear, SOCConv2d
 from orthoconv.nn.spectral import SpectralConv2d, UnscaledConv2d
 from orthoconv.nn.svcm import SVCMConv2d
 
@@ -37,6 +38,7 @@ __all__ = [
     "CircularConv2d",
     "ConvexResidual",
     "ConvexSum",
+    "ExpLinear",
     "GroupSort",
     "InvertibleDownsample",
     "KernelConv2d",
@@ -47,6 +49,7 @@ __all__ = [
     "OSSNConv2d",
     "PolarLinear",
     "RKOConv2d",
+    "SOCConv2d",
     "SVCMConv2d",
     "Scale",
     "ScaledAvgPool2d",
