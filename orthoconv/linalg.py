@@ -29,6 +29,7 @@ Orthogonalizer = Callable[[Tensor], Tensor]
 _CONDITION = 1e4  # of matrices whose eigenvalues are accurate enough
 _EIGEN = 128  # order of matrices from which eigenvalues are faster than iterations
 _SMALLEST = 1e-4  # singular value, relative to the largest, that one round of `polar` brings to 1
+_SMALLEST_OF_TALL = 0.05  # the same for the first round on tall matrices, which are seldom ill-conditioned
 _LARGEST_SCALE = 1.6  # of a step of `polar`: nearer to sqrt 3, rounding errors of the largest values grow too much
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
@@ -266,8 +267,9 @@ def polar(W: Tensor) -> Tensor:
 
     is Bjorck's iteration, scaled by the best factor for singular values in [l, 1] (Chen and Chow, A stable scaling of
     Newton-Schulz, 2014; the cubic case of CANS and Polar Express). No value ever exceeds 1. A round of 15 steps (14 in
-    float32) brings all values above 1e-4 to 1. Rounds follow until all of them are there, down to the precision of `W`.
-    Where torch traces or transforms, there are two rounds, enough for condition numbers up to 1e8.
+    float32) brings all values above 1e-4 to 1; for tall matrices the first round is shorter. Rounds follow until all
+    values are there, down to the precision of `W`. Where torch traces or transforms, there are two rounds, enough for
+    condition numbers up to 1e8.
 
     Zero matrices become the identity. A matrix of lower rank that is not zero has no nearest one: its zero singular
     values stay zero, or what rounding has made of them becomes 1. Derivatives grow with the condition number.
@@ -287,12 +289,13 @@ def polar(W: Tensor) -> Tensor:
     E = torch.eye(m, n, dtype=W.dtype, device=W.device)
     X = torch.where(zero, W + E, W / norm.where(~zero, 1)).reshape(-1, m, n)
     eps, eager = torch.finfo(W.dtype).eps, is_eager(W)
-    scales = _polar_scales(_SMALLEST, eps)
+    smallest = _SMALLEST_OF_TALL if eager and m >= 2 * n else _SMALLEST
     for _ in range(math.ceil(math.log(eps, _SMALLEST)) + 1 if eager else 2):
-        for r in scales:
+        for r in _polar_scales(smallest, eps):
             X = torch.baddbmm(X, X, X.mH @ X, beta=1.5 * r, alpha=-0.5 * r**3)
         if eager and _is_orthogonal(X.detach(), 20 * math.sqrt(n) * eps):
             break
+        smallest = _SMALLEST
     return X.view(W.shape)
 
 

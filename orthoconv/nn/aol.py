@@ -102,6 +102,9 @@ def _rescaled(weight: Tensor, steps: int) -> Tensor:
 def _gram(W: Tensor) -> Tensor:
     """Kernel (i, i, 2 kh - 1, 2 kw - 1) of W* W: the correlation of W (o, i, kh, kw) with itself."""
     kernels, (kh, kw) = W.transpose(0, 1), W.shape[2:]
+    if kh == kw == 1:
+        matrix = W[:, :, 0, 0]
+        return (matrix.mT @ matrix)[:, :, None, None]
     return F.conv2d(kernels, kernels, padding=(kh - 1, kw - 1)).transpose(0, 1)
 
 
