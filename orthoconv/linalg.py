@@ -8,11 +8,13 @@ __all__ = [
     "frobenius_norm",
     "norm_bound",
     "orthogonalizer",
+    "polar",
     "row_norms",
     "spectral_norm",
     "weight_norm",
 ]
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,6 +28,9 @@ Orthogonalizer = Callable[[Tensor], Tensor]
 
 _CONDITION = 1e4  # of matrices whose eigenvalues are accurate enough
 _EIGEN = 128  # order of matrices from which eigenvalues are faster than iterations
+_SMALLEST = 1e-4  # singular value, relative to the largest, that one round of `polar` brings to 1
+_SMALLEST_OF_TALL = 0.05  # the same for the first round on tall matrices, which are seldom ill-conditioned
+_LARGEST_SCALE = 1.6  # of a step of `polar`: nearer to sqrt 3, rounding errors of the largest values grow too much
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -34,7 +39,7 @@ def cayley(W: Tensor) -> Tensor:
 
     With the rows of a tall `W` split into a square `U` and the rest `V` (Appendix A.1),
 
-    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \\ -2 V (I + A)^{-1} \end{bmatrix},
+    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \ -2 V (I + A)^{-1} \end{bmatrix},
               \qquad A = U - U^* + V^* V.
 
     The inverse always exists: its spectrum has real part at least 1. The numerator is never formed,
@@ -253,6 +258,66 @@ def _bjorck_polynomial(values: Tensor, iterations: int) -> tuple[Tensor, Tensor]
         dg = dg * row**2 + g[..., None, :] * dF * (row + column)
         g, p = g * F**2, p * F
     return p, dp
+
+
+def polar(W: Tensor) -> Tensor:
+    r"""Semi-orthogonal matrix nearest to `W`: its polar factor :math:`W (W^* W)^{-1/2}`, to the last digits.
+
+    .. math:: X \leftarrow \tfrac12 \rho X (3 I - \rho^2 X^* X), \qquad \rho^2 = 3 / (1 + l + l^2),
+
+    is Bjorck's iteration, scaled by the best factor for singular values in [l, 1] (Chen and Chow, A stable scaling of
+    Newton-Schulz, 2014; the cubic case of CANS and Polar Express). No value ever exceeds 1. A round of 15 steps (14 in
+    float32) brings all values above 1e-4 to 1; for tall matrices the first round is shorter. Rounds follow until all
+    values are there, down to the precision of `W`. Where torch traces or transforms, there are two rounds, enough for
+    condition numbers up to 1e8.
+
+    Zero matrices become the identity. A matrix of lower rank that is not zero has no nearest one: its zero singular
+    values stay zero, or what rounding has made of them becomes 1. Derivatives grow with the condition number.
+
+    Arguments:
+        W: Real or complex matrices, of shape (..., m, n).
+
+    >>> Q = polar(torch.randn(5, 3, dtype=torch.float64))
+    >>> torch.dist(Q.mT @ Q, torch.eye(3)).item() < 1e-14
+    True
+    """
+    m, n = W.shape[-2:]
+    if m < n:
+        return polar(W.mT).mT
+    norm = norm_bound(W.detach(), 1)[..., None, None]
+    zero = norm <= torch.finfo(W.dtype).tiny
+    E = torch.eye(m, n, dtype=W.dtype, device=W.device)
+    X = torch.where(zero, W + E, W / norm.where(~zero, 1)).reshape(-1, m, n)
+    eps, eager = torch.finfo(W.dtype).eps, is_eager(W)
+    smallest = _SMALLEST_OF_TALL if eager and m >= 2 * n else _SMALLEST
+    for _ in range(math.ceil(math.log(eps, _SMALLEST)) + 1 if eager else 2):
+        for r in _polar_scales(smallest, eps):
+            X = torch.baddbmm(X, X, X.mH @ X, beta=1.5 * r, alpha=-0.5 * r**3)
+        if eager and _is_orthogonal(X.detach(), 20 * math.sqrt(n) * eps):
+            break
+        smallest = _SMALLEST
+    return X.view(W.shape)
+
+
+def _polar_scales(smallest: float, eps: float) -> list[float]:
+    """Factors of the steps that bring values in [smallest, 1] to 1, up to `eps`.
+
+    >>> len(_polar_scales(1e-4, 1e-16)), len(_polar_scales(0.5, 1e-16))
+    (15, 5)
+    """
+    scales = []
+    while 1 - smallest > eps:
+        r = min(math.sqrt(3 / (1 + smallest + smallest**2)), _LARGEST_SCALE)
+        scales.append(r)
+        smallest = min(r * x * (3 - (r * x) ** 2) / 2 for x in (smallest, 1))
+    return scales
+
+
+def _is_orthogonal(X: Tensor, tolerance: float) -> bool:
+    """Whether X* X is so near to I, for all matrices X (..., m, n), or not finite."""
+    G = X.mH @ X
+    G.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return not bool((torch.linalg.matrix_norm(G) > tolerance).any())
 
 
 def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 
 from orthoconv.linalg import cayley
 from orthoconv.nn import (
+    AOLConv2d,
     BCOPConv2d,
+    BROConv2d,
     CayleyConv2d,
     CayleyConvTranspose2d,
     CircularConv2d,
+    LOTConv2d,
     OSSNConv2d,
     RKOConv2d,
+    SOCConv2d,
     SVCMConv2d,
 )
 
@@ -143,6 +147,44 @@ def ossn_matrix(layer: nn.Module, case: Case) -> Tensor:
     return kernel_matrix(layer, case, W / max(1.0, power_method(C, layer.iterations)))
 
 
+def aol_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """Scale the columns by the sums of the whole matrix on an image so large that no two offsets meet."""
+    q, (kh, kw) = 2**layer.steps, layer.kernel_shape[2:]
+    size = 2 * q * (kh - 1) + 1, 2 * q * (kw - 1) + 1
+    kernels = []
+    for W in layer.weight.detach().chunk(layer.groups):
+        C = conv_matrix(W, size)
+        rows = torch.eye(C.shape[1], dtype=C.dtype)[:: size[0] * size[1]]  # one pixel of each channel
+        for _ in range(q):
+            rows = rows @ C.mT @ C
+        kernels.append(W * rows.abs().sum(1).pow(-0.5 / q)[:, None, None])
+    return kernel_matrix(layer, case, torch.cat(kernels))
+
+
+def spectral_matrix(layer: nn.Module, case: Case, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    """The transform of the whole convolution matrix of each group, cut to the first channels."""
+    (o, i), n = layer.kernel_shape[:2], case.inner_size[0] * case.inner_size[1]
+    o //= layer.groups
+    Q = grouped(
+        layer.weight.detach(),
+        layer.groups,
+        lambda W: transform(conv_matrix(W, case.inner_size, layer.dilation))[: o * n, : i * n],
+    )
+    return Q @ downsample_matrix(case.i, case.size, case.stride)
+
+
+def reflection(V: Tensor) -> Tensor:
+    """Reflection at the orthogonal complement of the range of V, by its singular vectors."""
+    U = torch.linalg.svd(V, full_matrices=False).U
+    return torch.eye(len(V), dtype=V.dtype) - 2 * U @ U.mT
+
+
+def skew_exponential(W: Tensor) -> Tensor:
+    """Exponential of the skew part, by the eigenvalues of a Hermitian matrix."""
+    values, U = torch.linalg.eigh(0.5j * (W - W.mT))
+    return ((U * torch.exp(-1j * values)) @ U.mH).real
+
+
 def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.Module]:
     return lambda *args, **kwargs: layer(*args, **kwargs, **options)
 
@@ -153,10 +195,15 @@ LAYERS = {
     "CayleyConvTranspose2d": Contract(
         CayleyConvTranspose2d, "orthogonal", lambda layer, case: cayley_matrix(layer, case).mT, transposed=True
     ),
+    "AOLConv2d": Contract(AOLConv2d, "nonexpansive", aol_matrix),
+    "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1), "nonexpansive", aol_matrix),
     "BCOPConv2d": Contract(BCOPConv2d, "orthogonal", bcop_matrix),
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),
     "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
+    "LOTConv2d": Contract(LOTConv2d, "orthogonal", lambda *args: spectral_matrix(*args, polar)),
+    "BROConv2d": Contract(BROConv2d, "orthogonal", lambda *args: spectral_matrix(*args, reflection)),
+    "SOCConv2d": Contract(SOCConv2d, "orthogonal", lambda *args: spectral_matrix(*args, skew_exponential)),
     "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),

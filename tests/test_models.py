@@ -111,8 +111,9 @@ def test_residual_networks_have_the_layers_of_the_released_code() -> None:
 def test_linear_layers_go_with_the_convolutions() -> None:
     last = {conv: type(build("kwlarge", conv, width=0.25)[-1]).__name__ for conv in conv_methods()}
     bjorck = dict.fromkeys(("bcop", "rko", "ossn", "svcm"), "BjorckLinear")
-    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko"), "CayleyLinear")
-    assert last == {**bjorck, **cayley, "plain": "Linear"}
+    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko", "soc"), "CayleyLinear")
+    own = {"plain": "Linear", "aol": "AOLLinear", "bro": "BROLinear", "lot": "PolarLinear"}
+    assert last == {**bjorck, **cayley, **own}
     assert isinstance(build("kwlarge", "plain", "cayley", width=0.25)[-1], CayleyLinear)
     layers = [m for m in build("kwlarge", "cayley_bcop", width=0.25) if isinstance(m, BCOPConv2d)]
     assert [m.orthogonalizer for m in layers] == ["cayley"] * 4

@@ -1,6 +1,6 @@
 """Convolutions by a kernel in space, however the kernel is made."""
 
-__all__ = ["KernelConv2d", "WeightConv2d", "circular_conv2d", "wrap"]
+__all__ = ["KernelConv2d", "WeightConv2d", "circular_conv2d", "identity_", "wrap"]
 
 import math
 from typing import ClassVar
@@ -93,6 +93,23 @@ def circular_conv2d(
         weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
         before, after = after, before
     return F.conv2d(wrap(x, before, after), weight, bias, dilation=dilation, groups=groups)
+
+
+@torch.no_grad()
+def identity_(weight: Tensor, groups: int = 1) -> Tensor:
+    """Fill a kernel (o, i / groups, kh, kw) with the identity of each group, at the centre tap.
+
+    Where a group has more inputs than outputs, they take turns: input j goes to output j modulo the outputs.
+
+    >>> identity_(torch.empty(2, 3, 1, 1))[..., 0, 0]
+    tensor([[1., 0., 1.],
+            [0., 1., 0.]])
+    """
+    o, (i, kh, kw) = weight.shape[0] // groups, weight.shape[1:]
+    rows, columns = torch.arange(i) % o, torch.arange(i)
+    rows, columns = rows.to(weight.device), columns.to(weight.device)
+    weight.zero_().view(groups, o, i, kh, kw)[:, rows, columns, (kh - 1) // 2, (kw - 1) // 2] = 1
+    return weight
 
 
 def kernel_units(kernel: Tensor) -> float:

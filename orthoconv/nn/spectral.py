@@ -1,7 +1,8 @@
 """Convolutions that are made orthogonal in the Fourier domain, whatever makes each matrix orthogonal."""
 
-__all__ = ["SpectralConv2d", "Way"]
+__all__ = ["SpectralConv2d", "UnscaledConv2d", "Way"]
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,19 +25,28 @@ from orthoconv.tracing import is_eager
 Way = Literal["constant", "matrices", "fused", "lifted"]
 
 
-class SpectralConv2d(BaseConv2d, WeightNormed):
+class UnscaledConv2d(BaseConv2d):
     """Kernel -> spectrum -> `orthogonalize` -> apply (Algorithm 1); abstract.
 
-    A method is a subclass that says how one matrix is made orthogonal, on (..., o, i). Attributes: `weight` (V), `g`,
-    `bias`, and `signs`, a buffer or None.
+    A method is a subclass that says how one matrix is made orthogonal, on (..., o, i). Attributes: `weight`, a kernel,
+    and `bias`. `SpectralConv2d` adds a scale to the kernel.
     """
+
+    weight: nn.Parameter
 
     guarantee: ClassVar[Guarantee | None] = "orthogonal"
     _forced: ClassVar[Way | None] = None
 
-    def set_up(self, *, signs: Signs = None) -> None:
+    def set_up(self) -> None:
         self.weight = self.new_parameter(*self.kernel_shape)
-        self.add_scale(signs, self.groups * self.kernel_shape[1])
+
+    def reset_parameters(self) -> None:
+        """Initialise as PyTorch does for a convolution."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.reset_bias()
+
+    def sources(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
 
     @staticmethod
     @abstractmethod
@@ -51,13 +61,13 @@ class SpectralConv2d(BaseConv2d, WeightNormed):
         return self.orthogonalize(plane(size, kernel.dtype, kernel.device).matrices(taps, rows, columns))
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
-        V, g, *signs = sources
-        kernel = weight_norm(V, g)
-        if self.geometry.is_constant(size):  # the same real matrix at every frequency
-            Q = self.orthogonalize(kernel.sum((2, 3)).view(1, self.groups, -1, kernel.shape[1]))
-        else:
-            Q = self.transform(kernel, size)
-        return Q * signs[0].view(self.groups, 1, -1) if signs else Q
+        return self.matrices(sources[0], size)
+
+    def matrices(self, kernel: Tensor, size: Pair) -> Tensor:
+        """Orthogonal matrices (f, g, o, i) from the kernel, real ones with f = 1 where they are all the same."""
+        if self.geometry.is_constant(size):
+            return self.orthogonalize(kernel.sum((2, 3)).view(1, self.groups, -1, kernel.shape[1]))
+        return self.transform(kernel, size)
 
     def way(self, size: Pair, *, adjoint: bool = False, eager: bool = True) -> Way:
         """Choose how to convolve images of that inner size. Tests choose by `forced`.
@@ -116,3 +126,19 @@ class SpectralConv2d(BaseConv2d, WeightNormed):
     def exported_inner(self, size: Pair) -> nn.Module:
         D = self.spectrum(size)
         return PlainSpectrum(D.mH if self.transposed else D, self.geometry.inner_size(size))
+
+
+class SpectralConv2d(WeightNormed, UnscaledConv2d):
+    """`UnscaledConv2d` whose kernel is g V / |V| (Section 4.1); abstract.
+
+    Attributes: `weight` (V), `g`, `bias`, and `signs`, a buffer or None.
+    """
+
+    def set_up(self, *, signs: Signs = None) -> None:
+        super().set_up()
+        self.add_scale(signs, self.groups * self.kernel_shape[1])
+
+    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
+        V, g, *signs = sources
+        Q = self.matrices(weight_norm(V, g), size)
+        return Q * signs[0].view(self.groups, 1, -1) if signs else Q
