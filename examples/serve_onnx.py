@@ -15,9 +15,8 @@ def train_and_export(path: Path, epochs: int) -> np.ndarray:
     """What is done once: train, export, and put into the file what certificates need."""
     import onnx
     import torch
-    from orthoconv.lab.exporting import write_onnx
 
-    from orthoconv import export, lipschitz_bound, models, rounding_bound
+    from orthoconv import lipschitz_bound, models, rounding_bound, to_onnx
     from orthoconv.data import load
     from orthoconv.train import Recipe, fit
 
@@ -27,7 +26,7 @@ def train_and_export(path: Path, epochs: int) -> np.ndarray:
     recipe = Recipe(epochs=epochs, batch_size=64, augment=False)
     for figures in fit(model, training, recipe, path.with_suffix(".checkpoint")):
         print(f"epoch {figures['epoch']}: {figures['accuracy']:.1%} of the training images")
-    write_onnx(export(model, (1, 8, 8)), test.images[:8], path)
+    to_onnx(model, test.images[:8], path)
     program = onnx.load(path)
     bound, slack = lipschitz_bound(model.eval(), (1, 8, 8)), rounding_bound(model, (1, 8, 8), norm=8.0)
     onnx.helper.set_model_props(program, {"lipschitz_bound": json.dumps(bound), "slack": json.dumps(slack)})

@@ -134,7 +134,7 @@ def test_without_the_other_libraries_their_columns_are_left_out(monkeypatch, tmp
     [
         (["networks", "--names", "[vgg]"], "vgg"),
         (["networks", "--methods", "[cayley]"], "plain"),
-        (["networks", "--methods", "[plain, soc]"], "soc"),
+        (["networks", "--methods", "[plain, nosuch]"], "nosuch"),
         (["networks", "--rounds", "0"], "rounds"),
         (["layers", "--panels", "[z]"], "z"),
         (["layers", "--threads", "0"], "threads"),

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from contract import CASES, LAYERS, Case, Contract
+from contract import CASES, CORE, LAYERS, Case, Contract
 from torch import Tensor, nn
 
 from orthoconv import frozen
@@ -17,7 +17,16 @@ from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matr
 EPS = torch.finfo(torch.float64).eps
 
 every_layer = pytest.mark.parametrize("contract", LAYERS.values(), ids=LAYERS.keys())
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_pair = pytest.mark.parametrize(
+    ("contract", "case"),
+    [
+        pytest.param(
+            contract, case, id=f"{case}-{name}", marks=[pytest.mark.slow] if contract.heavy and k not in CORE else []
+        )
+        for name, contract in LAYERS.items()
+        for k, case in enumerate(CASES)
+    ],
+)
 gradient_case = pytest.mark.parametrize(
     "case",
     [
@@ -36,16 +45,14 @@ def images(contract: Contract, case: Case, b: int = 3, dtype: torch.dtype = torc
     return torch.randn(b, *contract.input_shape(case), dtype=dtype)
 
 
-@every_layer
-@every_case
+@every_pair
 def test_equals_the_dense_oracle(contract: Contract, case: Case) -> None:
     layer = contract.layer(case)
     expected = contract.oracle(layer, case)
     assert torch.dist(dense_matrix(layer, contract.input_shape(case)), expected) <= 100 * EPS * len(expected)
 
 
-@every_layer
-@every_case
+@every_pair
 def test_guarantee_holds_in_float64(contract: Contract, case: Case) -> None:
     layer, shape = contract.layer(case), contract.input_shape(case)
     with torch.no_grad():
@@ -57,8 +64,7 @@ def test_guarantee_holds_in_float64(contract: Contract, case: Case) -> None:
         assert_nonexpansive(layer, shape, atol=1e-12)
 
 
-@every_layer
-@every_case
+@every_pair
 def test_guarantee_holds_in_float32(contract: Contract, case: Case) -> None:
     layer, shape = contract.layer(case, torch.float32), contract.input_shape(case)
     matrix = dense_matrix(layer, shape).double()
@@ -69,8 +75,7 @@ def test_guarantee_holds_in_float32(contract: Contract, case: Case) -> None:
         assert_nonexpansive(matrix, atol=atol)
 
 
-@every_layer
-@every_case
+@every_pair
 def test_isometries_keep_the_norm_and_have_an_inverse(contract: Contract, case: Case) -> None:
     layer, x = contract.layer(case), images(contract, case)
     if contract.is_isometry(case):
@@ -82,8 +87,7 @@ def test_isometries_keep_the_norm_and_have_an_inverse(contract: Contract, case: 
             layer.inverse(layer(x))
 
 
-@every_layer
-@every_case
+@every_pair
 def test_singular_values_are_those_of_the_matrix(contract: Contract, case: Case) -> None:
     layer, shape = contract.layer(case), contract.input_shape(case)
     found = layer.singular_values(shape[1:]).flatten().sort().values
@@ -91,8 +95,7 @@ def test_singular_values_are_those_of_the_matrix(contract: Contract, case: Case)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
-@every_layer
-@every_case
+@every_pair
 def test_modes_agree(contract: Contract, case: Case) -> None:
     layer, x = contract.layer(case), images(contract, case)
     trained = layer(x)
@@ -104,8 +107,7 @@ def test_modes_agree(contract: Contract, case: Case) -> None:
     torch.testing.assert_close(layer(x[0]), trained[0])
 
 
-@every_layer
-@every_case
+@every_pair
 def test_parameters_are_complete_before_the_first_pass(contract: Contract, case: Case) -> None:
     layer = contract.layer(case)
     before = {k: v.shape for k, v in layer.state_dict().items()}
