@@ -59,7 +59,7 @@ class CayleyConv2d(SpectralConv2d):
         return Q.to(COMPLEX[kernel.dtype])
 
     def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
-        parts = ("operator", "orthogonalize", "sources", "transform")
+        parts = ("matrices", "operator", "orthogonalize", "sources", "transform")
         changed = any(getattr(type(self), part) is not getattr(CayleyConv2d, part) for part in parts)
         if changed or not self._sums_taps:  # no other way runs what a subclass has changed
             return ["matrices"]

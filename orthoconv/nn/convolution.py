@@ -53,6 +53,7 @@ class BaseConv2d(Reparametrized):
     """
 
     transposed: ClassVar[bool] = False
+    weight: nn.Parameter
     bias: nn.Parameter | None
     in_channels: int = _of_geometry("in_channels")
     out_channels: int = _of_geometry("out_channels")
@@ -87,6 +88,18 @@ class BaseConv2d(Reparametrized):
         self.register_parameter("bias", self.new_parameter(self.out_channels) if bias else None)
         self.set_up(**options)
         self.reset_parameters()
+
+    def set_up(self) -> None:
+        """Make a kernel `weight` as nn.Conv2d has it; a method with other parameters makes its own."""
+        self.weight = self.new_parameter(*self.kernel_shape)
+
+    def reset_parameters(self) -> None:
+        """Initialise as PyTorch does for a convolution."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.reset_bias()
+
+    def sources(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
 
     def new_parameter(self, *shape: int) -> nn.Parameter:
         """Make an empty parameter with the layer's device and dtype."""

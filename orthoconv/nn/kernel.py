@@ -58,19 +58,6 @@ class KernelConv2d(BaseConv2d):
 class WeightConv2d(KernelConv2d):
     """`KernelConv2d` whose one parameter, besides the bias, is a kernel `weight` as nn.Conv2d has it; abstract."""
 
-    weight: nn.Parameter
-
-    def set_up(self) -> None:
-        self.weight = self.new_parameter(*self.kernel_shape)
-
-    def reset_parameters(self) -> None:
-        """Initialise as PyTorch does for a convolution."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        self.reset_bias()
-
-    def sources(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
-
 
 def circular_conv2d(
     x: Tensor,

@@ -2,7 +2,6 @@
 
 __all__ = ["SpectralConv2d", "UnscaledConv2d", "Way"]
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,21 +31,8 @@ class UnscaledConv2d(BaseConv2d):
     and `bias`. `SpectralConv2d` adds a scale to the kernel.
     """
 
-    weight: nn.Parameter
-
     guarantee: ClassVar[Guarantee | None] = "orthogonal"
     _forced: ClassVar[Way | None] = None
-
-    def set_up(self) -> None:
-        self.weight = self.new_parameter(*self.kernel_shape)
-
-    def reset_parameters(self) -> None:
-        """Initialise as PyTorch does for a convolution."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        self.reset_bias()
-
-    def sources(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
 
     @staticmethod
     @abstractmethod
