@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow test-long lint format clean
+.PHONY: help demo test test-slow test-long records records-pause records-resume lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -18,13 +18,22 @@ demo: .venv/.installed ## train, certify and attack on digits, and write a page 
 	$(BIN)/orthoconv demo
 
 test: .venv/.installed ## the quick suite, under three minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/.installed ## the longer tests
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the figures of docs/reliability.md
 	$(BIN)/python -m pytest -s -m long
+
+records: .venv/.installed ## run what is missing in the tables, at the lowest priority; stop and start it at any time
+	OMP_WAIT_POLICY=passive $(BIN)/orthoconv records run
+
+records-pause: .venv/.installed ## stop the queue of records for the time of a benchmark
+	$(BIN)/orthoconv records pause
+
+records-resume: .venv/.installed ## let it continue
+	$(BIN)/orthoconv records resume
 
 lint: .venv/.installed ## ruff and mypy
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ def network_table(case: dict[str, Any]) -> str:
 
 def layer_table() -> str:
     """One line per layer: Cayley against plain, and the others against Cayley."""
-    others = ["listing", "bcop", "rko", "aoc"]
+    others = ["listing", "bcop", "rko", "orthogonium"]
     lines = [
         f"| panel | layer | Cayley x plain | memory x plain | {' | '.join(f'{m} x Cayley' for m in others)} |",
         f"|---|---|---|---|{'---|' * len(others)}",

@@ -1,21 +1,36 @@
-"""Sizes that were tuned by measuring (docs/performance.md): what a CPU does at once, and when it changes its way.
+"""What differs between devices, and sizes that were tuned by measuring on a CPU (docs/performance.md).
 
-Tests patch them to force a way on small inputs.
+Work on a CPU is cut into pieces that stay in its cache. An accelerator launches a kernel for each piece, so it gets the
+whole at once, as far as its memory goes. Nobody has tuned the figures of accelerators yet (docs/devices.md).
+
+Tests patch the sizes to force a way on small inputs.
 """
 
 __all__ = [
+    "ACCELERATOR_BYTES",
     "CACHE_LINES",
     "CHUNK_BYTES",
+    "DATA_BYTES",
     "DENSE_PIXELS",
     "FEWEST_FREQUENCIES",
     "INVERTED_ORDER",
     "LIFTED_NORM",
     "LIFTED_RATIO",
     "MOST_TAPS",
+    "READ_EVERY",
+    "SHIFTED_CHANNELS",
     "SIZES_KEPT",
+    "chunk_bytes",
+    "has_cache",
+    "has_double",
 ]
 
+import torch
+
 CHUNK_BYTES = 2**25  # Work through frequencies in chunks of this many bytes, so that each chunk stays in the cache.
+ACCELERATOR_BYTES = 2**31  # The same on an accelerator, so that a chunk stays small beside its memory.
+DATA_BYTES = 2**33  # Keep training images of up to so many bytes on the accelerator; move larger sets batch by batch.
+READ_EVERY = 20  # Read the figures of a training run from an accelerator every so many steps.
 CACHE_LINES = 2048  # Move coefficients of so many (image, channel) rows at a time, one cache line each.
 DENSE_PIXELS = 64  # Transform images of up to so many pixels by a matrix product; larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
@@ -23,4 +38,25 @@ INVERTED_ORDER = 128  # Invert matrices of up to this order; for larger ones and
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 LIFTED_NORM = 32.0  # Use it for kernels of up to this norm: its rounding error grows with the kernel.
+SHIFTED_CHANNELS = 48  # Shift channels between two products from so many on; with fewer, convolve by the kernel.
+_WITHOUT_DOUBLE = {"mps"}
 SIZES_KEPT = 4  # Remember the operators of a layer for so many image sizes.
+
+
+def has_cache(device: torch.device) -> bool:
+    """Whether work goes faster in pieces that stay in a cache: on a CPU.
+
+    >>> has_cache(torch.device("cpu")), has_cache(torch.device("cuda"))
+    (True, False)
+    """
+    return device.type == "cpu"
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """Bytes of one piece of work."""
+    return CHUNK_BYTES if has_cache(device) else ACCELERATOR_BYTES
+
+
+def has_double(device: torch.device) -> bool:
+    """Whether a device computes in float64; what needs it is computed on the CPU otherwise."""
+    return device.type not in _WITHOUT_DOUBLE

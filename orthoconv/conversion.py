@@ -14,7 +14,16 @@ from torch.nn import functional as F
 
 from orthoconv.certificates.bounds import lipschitz_bound
 from orthoconv.certificates.graphs import SHAPE_ONLY
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, ScaledAvgPool2d
+from orthoconv.nn import (
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CayleyLinear,
+    ChannelShuffle,
+    ConvexSum,
+    MaxMin,
+    ScaledAdaptiveAvgPool2d,
+    ScaledAvgPool2d,
+)
 from orthoconv.nn.arguments import pair
 
 _ADD = {torch.add, operator.add, operator.iadd, "add", "add_"}
@@ -39,8 +48,9 @@ def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
       padded by zeros or circularly as they were;
     - ReLU and its like as `MaxMin`, or as ReLU where the number of channels is odd;
     - batch norms left out;
-    - averages over windows that do not overlap, and over the whole image, as `ScaledAvgPool2d`; maxima over windows
-      that do overlap as maxima over windows that do not;
+    - averages over windows that do not overlap as `ScaledAvgPool2d`, adaptive ones as `ScaledAdaptiveAvgPool2d`; maxima
+      over windows that do overlap as maxima over windows that do not;
+    - ChannelShuffle as ours;
     - additions of two branches as `ConvexSum`.
 
     Arguments:
@@ -163,6 +173,8 @@ def _convert_module(m: nn.Module, shape: torch.Size) -> nn.Module:
         return _activation(shape)
     if isinstance(m, _NORMS):
         return nn.Identity()
+    if isinstance(m, nn.ChannelShuffle):
+        return ChannelShuffle(m.groups)
     if isinstance(m, nn.AvgPool2d):
         return _average(m.kernel_size, m.stride, m.padding)
     if isinstance(m, nn.MaxPool2d):
@@ -229,7 +241,7 @@ def _whole(output_size: Any, shape: torch.Size) -> nn.Module:
     out = pair("output_size", output_size)
     if shape[-2] % out[0] or shape[-1] % out[1]:
         raise ValueError(f"its windows differ: {tuple(shape[-2:])} to {out}")
-    return ScaledAvgPool2d((shape[-2] // out[0], shape[-1] // out[1]))
+    return ScaledAdaptiveAvgPool2d(out)
 
 
 def _call(traced: fx.GraphModule, node: fx.Node, module: nn.Module, args: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.tracing import is_eager
 
@@ -25,15 +26,19 @@ _WRONG = 1e-3  # relative residual of a solution that was not found, in any prec
 _is_affected = False  # whether this process has seen a wrong result
 
 
-def inverse(M: Tensor) -> Tensor:
+def inverse(M: Tensor, *, check: bool = False) -> Tensor:
     """Inverses of M (..., n, n), as `torch.linalg.inv`.
+
+    Arguments:
+        M: Square matrices.
+        check: Whether a singular matrix is an error on an accelerator, too, for which the host must wait.
 
     >>> M = torch.randn(2, 130, 130, dtype=torch.float64)
     >>> torch.dist(M @ inverse(M), torch.eye(130)).item() < 1e-8
     True
     """
     if _is_safe(M):
-        R: Tensor = torch.linalg.inv(M)
+        R: Tensor = torch.linalg.inv_ex(M, check_errors=check or budget.has_cache(M.device)).inverse
         return R
 
     def forward(M: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -55,7 +60,7 @@ def lu_factor(M: Tensor) -> tuple[Tensor, Tensor]:
     True
     """
     if _is_safe(M):
-        LU, pivots = torch.linalg.lu_factor(M)
+        LU, pivots, _ = torch.linalg.lu_factor_ex(M, check_errors=budget.has_cache(M.device))
     else:
         LU, pivots = _tried(torch.linalg.lu_factor, torch.linalg.lu_solve, M)
     return LU, pivots

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.modules import leaf_inputs, replace_modules, zeros_for
-from orthoconv.nn.convolution import BaseConv2d
+from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.reparametrized import frozen
 
@@ -50,7 +50,7 @@ def _shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[nn.Module, tor
     shapes: dict[nn.Module, torch.Size] = {}
     for _, module, x in leaf_inputs(model, zeros_for(model, input_shape)):
         shape = x.shape[1:]
-        if shapes.setdefault(module, shape) != shape and isinstance(module, BaseConv2d):
+        if shapes.setdefault(module, shape) != shape and isinstance(module, ImageLayer):
             raise ValueError(
                 f"export takes layers that see images of one size; {module} sees {shape} and {shapes[module]}"
             )
@@ -58,7 +58,7 @@ def _shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[nn.Module, tor
 
 
 def _shape_of(layer: Layer, name: str, shapes: dict[nn.Module, torch.Size]) -> Sequence[int]:
-    if layer not in shapes and isinstance(layer, BaseConv2d):
+    if layer not in shapes and isinstance(layer, ImageLayer):
         raise ValueError(f"export needs every convolution to be used in the forward pass; {name} ({layer}) is not")
     return shapes.get(layer, ())
 
@@ -83,8 +83,8 @@ def to_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                export(model, x.shape[1:]), (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-                verbose=False, input_names=["images"], output_names=["logits"],
+                export(model, x.shape[1:]).cpu(), (x.cpu(),), dynamo=True, verbose=False,
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), input_names=["images"], output_names=["logits"],
             )  # fmt: skip
     finally:
         logger.setLevel(level)

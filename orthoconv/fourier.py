@@ -139,7 +139,7 @@ def inverse_conv2d(y: Tensor, weight: Tensor, *, dilation: int | Size = 1, group
     """
     D = spectrum(weight, y.shape[-2:], dilation=dilation, groups=groups)
     _require_square(D, "inverse_conv2d")
-    return spectral_conv2d(y, elimination.inverse(D))
+    return spectral_conv2d(y, elimination.inverse(D, check=True))
 
 
 def singular_values(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: int = 1) -> Tensor:

@@ -5,11 +5,11 @@ are transformed by one product with a real matrix, whose rows are the cosines an
 differ; larger ones by the fast Fourier transform. The crossover was measured (docs/performance.md).
 """
 
-__all__ = ["COMPLEX", "FastPlane", "Pair", "Plane", "chunks", "convolve", "plane", "transform_units"]
+__all__ = ["COMPLEX", "FastPlane", "Pair", "Plane", "chunks", "convolve", "convolve_by", "plane", "transform_units"]
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.tracing import is_concrete, tensor_cache
 
 Pair = tuple[int, int]
+Multiply = Callable[[Tensor, Tensor], Tensor]
 
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -144,7 +145,7 @@ class FastPlane(Plane):
     def invert(self, X: Tensor) -> Tensor:
         h, w = self.size
         X = X.unflatten(2, (h, w // 2 + 1))
-        if not _is_plain(X):
+        if not (_is_plain(X) and budget.has_cache(X.device)):
             x: Tensor = torch.fft.irfft2(X, s=(h, w))
             return x
         x = torch.empty(*X.shape[:2], h, w, dtype=X.real.dtype, device=X.device)
@@ -157,7 +158,7 @@ class FastPlane(Plane):
 
     def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
         Y: Tensor = X[..., some].unflatten(1, (groups, -1)).permute(3, 1, 0, 2)  # (f, g, b, c)
-        if not _is_plain(X):
+        if not (_is_plain(X) and budget.has_cache(X.device)):
             return Y.contiguous().flatten(0, 1)
         Z = torch.empty_like(Y, memory_format=torch.contiguous_format)
         step = max(1, budget.CACHE_LINES // X.shape[1])  # images whose rows stay in the cache until they have been read
@@ -167,7 +168,7 @@ class FastPlane(Plane):
 
     def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
         room, parts = X.unflatten(1, (groups, -1))[..., some], Y.unflatten(0, (-1, groups)).permute(2, 1, 3, 0)
-        step = 64 // X.element_size()  # a line of the cache is written at once
+        step = 64 // X.element_size() if budget.has_cache(X.device) else max(1, room.shape[-1])  # a line of the cache
         for k in range(0, room.shape[-1], step):
             room[..., k : k + step].copy_(parts[..., k : k + step])
 
@@ -181,24 +182,42 @@ class FastPlane(Plane):
 
 def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tensor:
     """Convolution of images (b, g i, h, w) by one matrix per frequency of the plane, D (f, g, o, i)."""
-    g, constant = D.shape[1], None if bias is None else bias.view(D.shape[1], 1, -1) * math.prod(p.size)
-    X, D = p.transform(x), D.flatten(0, 1).mT
-    if not _is_plain(x) or not _is_plain(D):
-        Y = _with_contiguous_grad(p.take(X, slice(None), g) @ D)  # (f g, b, o)
+    return convolve_by(p, x, D, lambda S, D: S @ D.mT, D.shape[-2], bias)
+
+
+def convolve_by(
+    p: Plane, x: Tensor, operator: Tensor, multiply: Multiply, channels: int, bias: Tensor | None = None
+) -> Tensor:
+    """Convolution of images (b, g i, h, w) by a product at each frequency of the plane.
+
+    Arguments:
+        p: The plane.
+        x: Images.
+        operator: What the product takes, (f, g, ...).
+        multiply: Function of coefficients (f g, b, i) and the operators of their frequencies, (f g, ...); returns
+            coefficients (f g, b, channels).
+        channels: Output channels of a group.
+        bias: Numbers (g channels) to add, if any.
+    """
+    g, constant = operator.shape[1], None if bias is None else bias.view(operator.shape[1], 1, -1) * math.prod(p.size)
+    X, A = p.transform(x), operator.flatten(0, 1)
+    if not _is_plain(x) or not _is_plain(A):
+        Y = _with_contiguous_grad(multiply(p.take(X, slice(None), g), A))  # (f g, b, o)
         Y = Y if constant is None else torch.cat((Y[:g] + constant, Y[g:]))
         return _with_contiguous_grad(p.invert(p.join(Y, g)))
-    Y = p.empty(x, g * D.shape[-1])
-    for some in chunks(len(p), 2 * x.element_size() * g * len(x) * sum(D.shape[1:])):
-        S = p.take(X, some, g) @ D[some.start * g : some.stop * g]
+    Y = p.empty(x, g * channels)
+    each = 2 * x.element_size() * len(x) * (x.shape[1] + g * channels)
+    for some in chunks(len(p), each, device=x.device):
+        S = multiply(p.take(X, some, g), A[some.start * g : some.stop * g])
         if constant is not None and some.start == 0:
             S[:g].add_(constant)
         p.put(Y, some, g, S)
     return p.invert(Y)
 
 
-def chunks(n: int, each: int, least: int = 1) -> Iterator[slice]:
-    """Parts of range(n) that fit into the cache, for `each` bytes; or of the `least` length, where that is more."""
-    step = -(-n // max(1, -(-n // max(least, budget.CHUNK_BYTES // max(1, each)))))
+def chunks(n: int, each: int, least: int = 1, *, device: torch.device = torch.device("cpu")) -> Iterator[slice]:  # noqa: B008
+    """Parts of range(n) that a device takes at once, for `each` bytes; of the `least` length, where that is more."""
+    step = -(-n // max(1, -(-n // max(least, budget.chunk_bytes(device) // max(1, each)))))
     step = step if step < 8 else -(-step // 8) * 8  # a line of the cache has eight complex numbers
     return (slice(k, min(k + step, n)) for k in range(0, n, step))
 
@@ -226,7 +245,8 @@ def _prime_factors(n: int) -> list[int]:
 def _roots(turns: Tensor, n: int) -> Tensor:
     """exp(2 pi i turns / n) for whole numbers, whose angle loses no digits."""
     angle = (turns % n).double() * (2 * math.pi / n)
-    return torch.polar(torch.ones_like(angle), angle)
+    sine = torch.where((2 * turns) % n == 0, 0.0, angle.sin())  # real frequencies are real to the last digit
+    return torch.complex(angle.cos(), sine)
 
 
 def _is_plain(x: Tensor) -> bool:

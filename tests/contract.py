@@ -1,26 +1,51 @@
 """What every convolution must satisfy, as data: shapes, and for each layer its factory, guarantee and oracle."""
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from oracles import bcop_kernel, conv_matrix, downsample_matrix, grouped, padded_cayley, polar, power_method
+from oracles import (
+    bcop_kernel,
+    conv_matrix,
+    downsample_matrix,
+    grouped,
+    padded_cayley,
+    polar,
+    power_method,
+    strided_matrix,
+)
 from torch import Tensor, nn
 
 from orthoconv.linalg import cayley
 from orthoconv.nn import (
+    AOCConv2d,
+    AOCConvTranspose2d,
     AOLConv2d,
+    AOLConvTranspose2d,
     BCOPConv2d,
+    BCOPConvTranspose2d,
     BROConv2d,
+    BROConvTranspose2d,
     CayleyConv2d,
     CayleyConvTranspose2d,
     CircularConv2d,
+    CPLConv2d,
+    LiResConv2d,
     LOTConv2d,
+    LOTConvTranspose2d,
     OSSNConv2d,
     RKOConv2d,
+    RKOConvTranspose2d,
+    ShiftConv2d,
+    ShiftConvTranspose2d,
+    SLLConv2d,
     SOCConv2d,
+    SOCConvTranspose2d,
     SVCMConv2d,
+    TaylorSOCConv2d,
 )
 
 
@@ -83,7 +108,29 @@ CASES = [
 ]
 
 
-CORE = {0, 1, 2, 6, 9, 12, 14, 17, 19, 22, 23}  # indices of the cases that every layer takes in the quick suite
+CORE = {
+    0,
+    1,
+    2,
+    6,
+    9,
+    12,
+    14,
+    17,
+    19,
+    22,
+    23,
+}  # cases that layers other than CayleyConv2d take in the quick suite
+
+
+def strides_and_dilates(case: Case) -> bool:
+    return case.stride != (1, 1) and case.options.get("dilation", 1) != 1
+
+
+def dilates_even_taps(case: Case) -> bool:
+    k = case.k if isinstance(case.k, tuple) else (case.k, case.k)
+    taps = [max(1, n // s) for n, s in zip(k, case.stride, strict=True)]
+    return case.options.get("dilation", 1) != 1 and any(n % 2 == 0 for n in taps)
 
 
 @dataclass(frozen=True)
@@ -92,11 +139,11 @@ class Contract:
 
     build: Callable[..., nn.Module]
     guarantee: Literal["orthogonal", "nonexpansive", "none"]
-    oracle: Callable[[nn.Module, Case], Tensor]
+    oracle: Callable[[nn.Module, Any], Tensor]
     transposed: bool = False
     gradient_options: dict[str, Any] = field(default_factory=dict)  # with which derivatives are exact
     second_order: bool = True  # whether second derivatives are, too
-    heavy: bool = False  # whether the quick suite takes only the cases of CORE
+    refuses: Callable[[Case], bool] = lambda case: False  # what a test of its own checks
 
     def layer(self, case: Case, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
         i, o = (case.o, case.i) if self.transposed else (case.i, case.o)
@@ -104,6 +151,9 @@ class Contract:
 
     def input_shape(self, case: Case) -> tuple[int, int, int]:
         return (case.o, *case.inner_size) if self.transposed else (case.i, *case.size)
+
+    def takes(self, case: Case) -> bool:
+        return not self.refuses(case)
 
     def is_isometry(self, case: Case) -> bool:
         i, o = case.inner_channels
@@ -152,17 +202,102 @@ def ossn_matrix(layer: nn.Module, case: Case) -> Tensor:
 
 
 def aol_matrix(layer: nn.Module, case: Case) -> Tensor:
-    """Scale the columns by the sums of the whole matrix on an image so large that no two offsets meet."""
+    """Scale the channels by the sums of the whole matrix on an image so large that no two offsets meet."""
     q, (kh, kw) = 2**layer.steps, layer.kernel_shape[2:]
     size = 2 * q * (kh - 1) + 1, 2 * q * (kw - 1) + 1
     kernels = []
     for W in layer.weight.detach().chunk(layer.groups):
-        C = conv_matrix(W, size)
+        wide = W.shape[0] < W.shape[1]
+        C = conv_matrix(W, size).mT if wide else conv_matrix(W, size)
         rows = torch.eye(C.shape[1], dtype=C.dtype)[:: size[0] * size[1]]  # one pixel of each channel
         for _ in range(q):
             rows = rows @ C.mT @ C
-        kernels.append(W * rows.abs().sum(1).pow(-0.5 / q)[:, None, None])
+        D = rows.abs().sum(1).pow(-0.5 / q)[:, None, None]
+        kernels.append(W * (D[:, None] if wide else D))
     return kernel_matrix(layer, case, torch.cat(kernels))
+
+
+def aoc_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """One tap of R after the other, each with its filters, at the stride: index by index."""
+    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
+    o, i = case.o // layer.groups, case.i // layer.groups
+    flipped = (sh, sw) == (1, 1) and o > i
+    blocks = []
+    for g, weight in enumerate(layer.weight.detach()):
+        R = polar(weight).unflatten(1, (-1, sh, sw))
+        Ns = () if layer.projectors is None else [polar(N) for N in layer.projectors[g].detach()]
+        kernel = R.new_zeros(len(R), R.shape[1], kh, kw)
+        for a, b in itertools.product(range(sh), range(sw)):
+            taps = kh - sh + 1, kw - sw + 1
+            kernel[:, :, a : a + taps[0], b : b + taps[1]] += bcop_kernel(R[:, :, a, b], Ns, taps)
+        kernel = kernel.transpose(0, 1)[:o] if flipped else kernel[:, :i]
+        blocks.append(strided_matrix(kernel, case.size, layer.stride, layer.dilation))
+    return torch.block_diag(*blocks)
+
+
+def shift_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """M R^T S R for the whole image, S a permutation matrix made pixel by pixel, cut to the channels of the layer."""
+    (h, w), (_, i, kh, kw) = case.inner_size, layer.kernel_shape
+    eye, blocks = torch.eye(h * w, dtype=torch.float64), []
+    for g, weight in enumerate(layer.weight.detach()):
+        M = padded_cayley(weight).contiguous()
+        if layer.mixer is None:
+            blocks.append(torch.kron(M, eye))
+            continue
+        R = padded_cayley(layer.mixer[g].detach()).contiguous()
+        c, centre = len(R), ((kh - 1) // 2, (kw - 1) // 2)
+        away = [(p, centre[1]) for p in range(kh) if p != centre[0]] + [
+            (centre[0], q) for q in range(kw) if q != centre[1]
+        ]
+        moved = -int(-layer.moved * c // 1)
+        S = []
+        for channel in range(c):
+            p, q = away[channel * len(away) // moved] if channel < moved else centre
+            tap = torch.zeros(1, 1, kh, kw, dtype=torch.float64)
+            tap[0, 0, p, q] = 1
+            S.append(conv_matrix(tap, (h, w), layer.dilation))
+        A = torch.kron(M @ R.mT, eye) @ torch.block_diag(*S) @ torch.kron(R, eye)
+        blocks.append(A[:, : i * h * w])
+    return torch.block_diag(*blocks) @ downsample_matrix(case.i, case.size, case.stride)
+
+
+def adjoint(matrix: Callable[[nn.Module, Case], Tensor]) -> Callable[[nn.Module, Case], Tensor]:
+    return lambda layer, case: matrix(layer, case).mT
+
+
+def lires_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """The free part, and ones where input and output have the same channel, at the tap nearest to the centre."""
+    K = layer.gain.detach() / layer.depth**0.5 * layer.weight.detach()
+    for group in K.chunk(layer.groups):
+        for channel in range(min(group.shape[:2])):
+            group[channel, channel, (K.shape[2] - 1) // 2, (K.shape[3] - 1) // 2] += 1
+    return kernel_matrix(layer, case, K)
+
+
+def block_matrix(layer: nn.Module, kernel: Tensor, size: tuple[int, int]) -> Tensor:
+    """U of a block x - U* relu(U x + b), from the kernel of U."""
+    return grouped(kernel, layer.groups, lambda W: conv_matrix(W, size, layer.dilation))
+
+
+def cpl_matrix(layer: nn.Module, size: tuple[int, int]) -> Tensor:
+    """Divide by a Schatten norm at the frequency where it is largest, by the FFT of the columns of the matrix."""
+    p, kernels = 2 * 2**layer.squarings + 2, []
+    for W in layer.weight.detach().chunk(layer.groups):
+        columns = conv_matrix(W, size, layer.dilation)[:, :: size[0] * size[1]].view(len(W), *size, -1)
+        values = torch.linalg.svdvals(torch.fft.fft2(columns, dim=(1, 2)).permute(1, 2, 0, 3))
+        top = values.amax()
+        kernels.append(W * 2**0.5 / (top * (values / top).pow(p).sum(-1).pow(1 / p).amax()))
+    return block_matrix(layer, torch.cat(kernels), size)
+
+
+def sll_matrix(layer: nn.Module, size: tuple[int, int]) -> Tensor:
+    """Scale the rows by sums of the whole matrix on an image so large that no two offsets meet."""
+    n, kernels = [2 * k - 1 for k in layer.kernel_shape[2:]], []
+    for W, log_q in zip(*(p.detach().chunk(layer.groups) for p in (layer.weight, layer.log_q)), strict=True):
+        C, q = conv_matrix(W, (n[0], n[1])), log_q.exp()
+        sums = (C[:: n[0] * n[1]] @ C.mT).abs() @ q.repeat_interleave(n[0] * n[1]) / q
+        kernels.append(W * (2 / sums).sqrt()[:, None, None, None])
+    return block_matrix(layer, torch.cat(kernels), size)
 
 
 def spectral_matrix(layer: nn.Module, case: Case, transform: Callable[[Tensor], Tensor]) -> Tensor:
@@ -175,6 +310,19 @@ def spectral_matrix(layer: nn.Module, case: Case, transform: Callable[[Tensor], 
         lambda W: transform(conv_matrix(W, case.inner_size, layer.dilation))[: o * n, : i * n],
     )
     return Q @ downsample_matrix(case.i, case.size, case.stride)
+
+
+def taylor_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """The first terms of the exponential of the whole skew matrix, divided by the layer's bound of its norm."""
+    (o, i), n = layer.kernel_shape[:2], case.inner_size[0] * case.inner_size[1]
+    blocks = []
+    for W, K in zip(*(t.detach().chunk(layer.groups) for t in (layer.weight, layer.kernel)), strict=True):
+        alone = conv_matrix(W, tuple(K.shape[2:]))  # on an image so large that no two taps meet
+        s = (alone - alone.mT).norm() / 2 / conv_matrix(K, tuple(K.shape[2:])).norm()
+        C = conv_matrix(W, case.inner_size, layer.dilation)
+        powers = [torch.linalg.matrix_power((C - C.mT) / 2 / s, k) / math.factorial(k) for k in range(layer.terms + 1)]
+        blocks.append(sum(powers)[: o // layer.groups * n, : i * n] / (1 + 1 / math.factorial(layer.terms + 1)))
+    return torch.block_diag(*blocks) @ downsample_matrix(case.i, case.size, case.stride)
 
 
 def reflection(V: Tensor) -> Tensor:
@@ -196,19 +344,46 @@ def _with(layer: Callable[..., nn.Module], **options: Any) -> Callable[..., nn.M
 LAYERS = {
     "CayleyConv2d": Contract(CayleyConv2d, "orthogonal", cayley_matrix),
     "CayleyConv2d signs": Contract(_with(CayleyConv2d, signs="random"), "orthogonal", cayley_matrix),
-    "CayleyConvTranspose2d": Contract(
-        CayleyConvTranspose2d, "orthogonal", lambda layer, case: cayley_matrix(layer, case).mT, transposed=True
+    "CayleyConvTranspose2d": Contract(CayleyConvTranspose2d, "orthogonal", adjoint(cayley_matrix), transposed=True),
+    "AOCConv2d": Contract(AOCConv2d, "orthogonal", aoc_matrix, refuses=strides_and_dilates),
+    "AOCConvTranspose2d": Contract(
+        AOCConvTranspose2d, "orthogonal", adjoint(aoc_matrix), transposed=True, refuses=strides_and_dilates
     ),
+    "ShiftConv2d": Contract(ShiftConv2d, "orthogonal", shift_matrix),
+    "ShiftConv2d moved": Contract(_with(ShiftConv2d, moved=1.0), "orthogonal", shift_matrix),
+    "ShiftConvTranspose2d": Contract(ShiftConvTranspose2d, "orthogonal", adjoint(shift_matrix), transposed=True),
+    "AOLConvTranspose2d": Contract(AOLConvTranspose2d, "nonexpansive", adjoint(aol_matrix), transposed=True),
+    "BCOPConvTranspose2d": Contract(BCOPConvTranspose2d, "orthogonal", adjoint(bcop_matrix), transposed=True),
+    "RKOConvTranspose2d": Contract(RKOConvTranspose2d, "nonexpansive", adjoint(rko_matrix), transposed=True),
     "AOLConv2d": Contract(AOLConv2d, "nonexpansive", aol_matrix),
-    "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1), "nonexpansive", aol_matrix, heavy=True),
+    "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1), "nonexpansive", aol_matrix),
     "BCOPConv2d": Contract(BCOPConv2d, "orthogonal", bcop_matrix),
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),
     "RKOConv2d cayley": Contract(_with(RKOConv2d, orthogonalizer="cayley"), "nonexpansive", rko_matrix),
-    "LOTConv2d": Contract(LOTConv2d, "orthogonal", lambda *args: spectral_matrix(*args, polar), heavy=True),
-    "BROConv2d": Contract(BROConv2d, "orthogonal", lambda *args: spectral_matrix(*args, reflection), heavy=True),
-    "SOCConv2d": Contract(SOCConv2d, "orthogonal", lambda *args: spectral_matrix(*args, skew_exponential), heavy=True),
+    "LOTConv2d": Contract(LOTConv2d, "orthogonal", lambda *args: spectral_matrix(*args, polar)),
+    "BROConv2d": Contract(BROConv2d, "orthogonal", lambda *args: spectral_matrix(*args, reflection)),
+    "SOCConv2d": Contract(SOCConv2d, "orthogonal", lambda *args: spectral_matrix(*args, skew_exponential)),
+    "LOTConvTranspose2d": Contract(
+        LOTConvTranspose2d, "orthogonal", lambda *args: spectral_matrix(*args, polar).mT, transposed=True
+    ),
+    "BROConvTranspose2d": Contract(
+        BROConvTranspose2d, "orthogonal", lambda *a: spectral_matrix(*a, reflection).mT, transposed=True
+    ),
+    "SOCConvTranspose2d": Contract(
+        SOCConvTranspose2d,
+        "orthogonal",
+        lambda *a: spectral_matrix(*a, skew_exponential).mT,
+        transposed=True,
+    ),
+    "TaylorSOCConv2d": Contract(TaylorSOCConv2d, "nonexpansive", taylor_matrix, refuses=dilates_even_taps),
     "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
+    "LiResConv2d": Contract(_with(LiResConv2d, depth=3), "none", lires_matrix),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),
+}
+
+BLOCKS = {  # x - U* relu(U x + b), which are not linear; the oracle returns U for a size of the torus
+    "CPLConv2d": Contract(CPLConv2d, "nonexpansive", cpl_matrix),
+    "SLLConv2d": Contract(SLLConv2d, "nonexpansive", sll_matrix),
 }

@@ -18,6 +18,20 @@ def conv_matrix(weight: Tensor, size: tuple[int, int], dilation: tuple[int, int]
     return C.reshape(o * h * w, i * h * w)
 
 
+def strided_matrix(
+    weight: Tensor, size: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int] = (1, 1)
+) -> Tensor:
+    """Matrix (o h w / stride, i h w) of the strided circular convolution by `weight`, centred on blocks of pixels."""
+    (h, w), (sh, sw), (dh, dw) = size, stride, dilation
+    o, i, kh, kw = weight.shape
+    C = weight.new_zeros(o, h // sh, w // sw, i, h, w)
+    for a, b, p, q in itertools.product(range(h // sh), range(w // sw), range(kh), range(kw)):
+        row = (sh * a + dh * p - (dh * (kh - 1) - sh + 1) // 2) % h
+        column = (sw * b + dw * q - (dw * (kw - 1) - sw + 1) // 2) % w
+        C[:, a, b, :, row, column] += weight[:, :, p, q]
+    return C.reshape(o * h * w // (sh * sw), i * h * w)
+
+
 def downsample_matrix(channels: int, size: tuple[int, int], block: tuple[int, int]) -> Tensor:
     """Permutation matrix that moves blocks of pixels of (c, h, w) to channels ordered (c, row, column)."""
     (h, w), (sh, sw) = size, block

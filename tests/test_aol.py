@@ -14,11 +14,11 @@ EXTREMES = [1e-3, 1.0, 1e3]
 @pytest.mark.parametrize("norm", EXTREMES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_norm_is_at_most_1_for_columns_of_any_scale(steps: int, norm: float, dtype: torch.dtype) -> None:
-    layer = AOLConv2d(6, 4, 2, steps=steps, dtype=dtype)
-    with torch.no_grad():
-        layer.weight.mul_(norm * torch.logspace(0, -8, 6)[:, None, None])
-    matrix = dense_matrix(layer, (6, 4, 4)).double()
-    assert_nonexpansive(matrix, atol=1e-12 if dtype == torch.float64 else 2e-6 * 6**0.5)
+    for layer in (AOLConv2d(6, 4, 2, steps=steps, dtype=dtype), AOLConv2d(6, 6, 2, steps=steps, dtype=dtype)):
+        with torch.no_grad():
+            layer.weight.mul_(norm * torch.logspace(0, -8, 6)[:, None, None])
+        matrix = dense_matrix(layer, (6, 4, 4)).double()
+        assert_nonexpansive(matrix, atol=1e-12 if dtype == torch.float64 else 2e-6 * 6**0.5)
 
 
 @pytest.mark.parametrize("layer", [AOLConv2d(3, 4, 3), AOLConv2d(3, 4, 3, steps=2), AOLLinear(3, 4)], ids=str)
@@ -58,8 +58,9 @@ def test_the_linear_layer(i: int, o: int, steps: int) -> None:
     layer = AOLLinear(i, o, steps=steps, dtype=torch.float64)
     nn.init.normal_(layer.weight)
     W, q = layer.weight.detach(), 2**steps
-    D = torch.linalg.matrix_power(W.mT @ W, q).abs().sum(1).pow(-0.5 / q)
-    torch.testing.assert_close(dense_matrix(layer, (i,)), W * D)
+    G = W @ W.mT if o < i else W.mT @ W
+    D = torch.linalg.matrix_power(G, q).abs().sum(1).pow(-0.5 / q)
+    torch.testing.assert_close(dense_matrix(layer, (i,)), W * (D[:, None] if o < i else D))
     assert layer.lipschitz() <= 1 + 1e-12
     x = torch.randn(2, i, dtype=torch.float64, requires_grad=True)
     weight = W.clone().requires_grad_()

@@ -16,7 +16,7 @@ import orthoconv
 PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
     {"allocator", "budget", "files", "margins", "modules", "testing", "tracing"},
-    {"autograd", "data", "weights"},
+    {"autograd", "data", "devices", "weights"},
     {"elimination"},
     {"linalg", "planes"},
     {"fourier"},

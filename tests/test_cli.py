@@ -211,6 +211,7 @@ def test_configuration_files(tmp_path, call) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_evaluation_with_a_false_bound_is_caught(demo) -> None:
     """The negative control: certificates that promise too much are broken, and the evidence is kept."""
     code = f"""

@@ -6,7 +6,16 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from orthoconv import ConversionError, convert, empirical_lipschitz, export, lipschitz_bound
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, ConvexSum, MaxMin, Scale, ScaledAvgPool2d
+from orthoconv.nn import (
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CayleyLinear,
+    ChannelShuffle,
+    ConvexSum,
+    MaxMin,
+    Scale,
+    ScaledAdaptiveAvgPool2d,
+)
 
 
 class BasicBlock(nn.Module):
@@ -55,7 +64,7 @@ def test_a_resnet() -> None:
     old = ResNet()
     new = convert(old, (3, 16, 16))
     kinds = {type(m) for m in new.modules()}
-    assert {CayleyConv2d, CayleyLinear, MaxMin, ScaledAvgPool2d, ConvexSum} <= kinds
+    assert {CayleyConv2d, CayleyLinear, MaxMin, ScaledAdaptiveAvgPool2d, ConvexSum} <= kinds
     assert not {nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.AdaptiveAvgPool2d} & kinds
     assert new.training
     assert old.conv1.weight.shape == (8, 3, 3, 3)
@@ -217,3 +226,13 @@ def test_a_graph_that_was_changed_but_not_recompiled() -> None:
 def test_what_a_graph_must_not_have(forward) -> None:
     with pytest.raises(TypeError, match=r"a graph|no rule"):
         traced(forward)
+
+
+def test_a_channel_shuffle_stays_one() -> None:
+    old = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ChannelShuffle(3), nn.AdaptiveAvgPool2d((2, 1)))
+    new = convert(old, (3, 8, 8))
+    assert any(isinstance(m, ChannelShuffle) for m in new.modules())
+    assert new(torch.rand(2, 3, 8, 8)).shape == (2, 6, 2, 1)
+    x = torch.randn(2, 6, 4, 4)
+    assert torch.equal(ChannelShuffle(3)(x), nn.ChannelShuffle(3)(x))
+    assert lipschitz_bound(nn.ChannelShuffle(3), (6, 4, 4)) == 1

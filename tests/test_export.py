@@ -45,8 +45,14 @@ def test_every_layer(kind: type, options: dict[str, int], k: int) -> None:
         assert not any(isinstance(module, Layer) for module in plain.modules())
 
 
-@pytest.mark.parametrize("name", ["kwlarge", "resnet9", "wide_resnet10_10"])
-@pytest.mark.parametrize("conv", conv_methods())
+@pytest.mark.parametrize(
+    ("name", "conv"),
+    [
+        pytest.param(name, conv, marks=[] if name == "kwlarge" or conv == "cayley" else [pytest.mark.slow])
+        for name in ("kwlarge", "resnet9", "wide_resnet10_10")
+        for conv in conv_methods()
+    ],
+)
 def test_every_network(name: str, conv: str) -> None:
     model = models.build(name, conv, width=0.125, mean=[0.5] * 3, std=[0.2] * 3, lipschitz=0.9)
     plain, x = export(model, (3, 32, 32)), torch.rand(3, 3, 32, 32)

@@ -79,7 +79,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     """What a run leaves, to the bit: digests of its tensors, and the lines of its metrics but for their times."""
     run = Run(folder)
     files = (run.weights_path, run.checkpoint_path, run.initial_path)
-    lines = [json.dumps({k: v for k, v in m.items() if k != "seconds"}) for m in run.metrics()]
+    lines = [json.dumps({k: v for k, v in m.items() if not k.endswith("seconds")}) for m in run.metrics()]
     return {"metrics": lines, **{path.name: sha256(read(path)[0]) for path in files}}
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from orthoconv import cayley, frozen, lipschitz_bound, models
-from orthoconv.nn import CayleyLinear, NormalizedLinear
-from orthoconv.testing import assert_orthogonal
+from orthoconv.nn import CayleyLinear, FrobeniusLinear, NormalizedLinear, QRLinear
+from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix
 
 SHAPES = [(3, 3), (2, 7), (7, 2), (9, 1), (1, 4), (9, 4)]
 
@@ -86,3 +86,63 @@ def test_normalized_rows_of_any_size(size: float) -> None:
 def test_networks_know_normalized_layers_by_name() -> None:
     model = models.build("kwlarge", linear="normalized", width=0.125, image_size=8)
     assert isinstance(model[-1], NormalizedLinear)
+
+
+# QR and Frobenius
+
+
+def gram_schmidt(W: torch.Tensor) -> torch.Tensor:
+    """Each column without its parts along those before it, of norm 1."""
+    columns: list[torch.Tensor] = []
+    for w in W.mT:
+        for q in (*columns, *columns):
+            w = w - (q @ w) * q
+        columns.append(w / w.norm())
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize(("i", "o"), SHAPES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_qr_is_gram_schmidt(i: int, o: int, scale: float) -> None:
+    layer = QRLinear(i, o, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(o, i, dtype=torch.float64) * scale)
+    W = layer.weight.detach()
+    expected = gram_schmidt(W) if o >= i else gram_schmidt(W.mT).mT
+    torch.testing.assert_close(dense_matrix(layer, (i,)), expected)
+    assert_orthogonal(layer, (i,), atol=1e-13)
+    assert_orthogonal(dense_matrix(layer.float(), (i,)).double(), atol=2e-6)
+    inputs = torch.randn(o, i, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda W: layer.operator((1, 1), W), inputs)
+    assert torch.autograd.gradgradcheck(lambda W: layer.operator((1, 1), W), inputs)
+
+
+def test_qr_of_a_singular_weight_is_orthogonal() -> None:
+    layer = QRLinear(4, 6, dtype=torch.float64)
+    for value in (0.0, 1.0):
+        torch.nn.init.constant_(layer.weight, value)
+        assert_orthogonal(layer, (4,), atol=1e-13)
+
+
+@pytest.mark.parametrize(("i", "o"), SHAPES)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e18])
+def test_frobenius_is_never_expansive(i: int, o: int, scale: float) -> None:
+    layer = FrobeniusLinear(i, o)
+    W = torch.randn(o, i)
+    with torch.no_grad():
+        layer.weight.copy_(W * scale)
+    torch.testing.assert_close(dense_matrix(layer, (i,)), W / W.norm(), rtol=1e-4, atol=1e-6)
+    assert_nonexpansive(dense_matrix(layer, (i,)), atol=1e-6)
+    assert layer.promise == "nonexpansive"
+    layer.double()
+    inputs = (W * 1.0).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda W: layer.operator((1, 1), W), inputs)
+    torch.nn.init.zeros_(layer.weight)
+    assert torch.equal(dense_matrix(layer, (i,)), torch.zeros(o, i, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("qr", QRLinear), ("frobenius", FrobeniusLinear)])
+def test_networks_with_them(name: str, kind: type) -> None:
+    model = models.build("kwlarge", linear=name, width=0.125, image_size=8)
+    assert isinstance(model[-1], kind)
+    assert lipschitz_bound(model, (3, 8, 8)) < 1 + 1e-5

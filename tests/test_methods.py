@@ -7,8 +7,8 @@ import torch
 from oracles import conv_matrix, polar
 from torch import Tensor
 
-from orthoconv import fourier, linalg
-from orthoconv.linalg import bjorck, norm_bound
+from orthoconv import fourier
+from orthoconv.linalg import bjorck, nearest, norm_bound
 from orthoconv.nn import BCOPConv2d, BjorckLinear, CircularConv2d, OSSNConv2d, RKOConv2d, SVCMConv2d
 from orthoconv.testing import assert_nonexpansive, assert_orthogonal, orthogonality_error
 
@@ -46,11 +46,12 @@ def test_bjorck_with_twenty_iterations_reaches_condition_number_500() -> None:
 @pytest.mark.parametrize("iterations", [1, 2, 3, 7, 20])
 def test_bjorck_by_eigenvalues_is_the_iteration(shape, dtype, iterations, monkeypatch) -> None:
     """Large matrices are treated so; converged or not, values and first and second derivatives are the same."""
-    monkeypatch.setattr(linalg, "_EIGEN", 1)
+    monkeypatch.setattr(nearest, "_EIGEN", 1)
+    monkeypatch.setitem(nearest.DOUBLE, dtype, dtype)  # so that float64 takes the way of float32
     W, a, b = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     norm = torch.linalg.matrix_norm(W.detach(), 2)[..., None, None]
     found = []
-    for Y in (bjorck(W, iterations), linalg._iterate(W / norm, iterations)):
+    for Y in (bjorck(W, iterations), nearest._iterate(W / norm, iterations)):
         (slope,) = torch.autograd.grad(Y, W, a, create_graph=True)
         (plain,) = torch.autograd.grad(Y, W, a.detach(), retain_graph=True)
         (second,) = torch.autograd.grad(slope, W, b)
@@ -68,7 +69,7 @@ def test_bjorck_of_large_matrices_in_float32(values, iterations, rows) -> None:
     W = (3 * U * values.double() @ V.mT).float().requires_grad_()
     grad = torch.randn(rows, 130)
     exact = W.detach().double().requires_grad_()
-    expected = linalg._iterate(exact / norm_bound(exact.detach()), iterations)
+    expected = nearest._iterate(exact / norm_bound(exact.detach()), iterations)
     converged = values[-1] > 1e-3
     ours = bjorck(W, iterations)
     assert torch.linalg.svdvals(ours.detach().double()).max() < 1 + 1e-5

@@ -10,18 +10,24 @@ from orthoconv.models import NETWORKS, build
 from orthoconv.nn import BCOPConv2d, CayleyLinear, MaxMin, NormalizedLinear, Scale, conv_methods
 from orthoconv.nn.reparametrized import Reparametrized
 
-WIDTH = {"critic": 0.125, "kwlarge": 0.25, "resnet9": 0.125, "wide_resnet10_10": 0.125}
-HEAVY = {"bro", "lot", "soc"}  # the quick suite has them in the smaller networks
+WIDTH = {name: 0.25 if name == "kwlarge" else 0.125 for name in NETWORKS}
 
+HEAVY = {"aoc", "bro", "cpl", "lires", "lot", "sll", "soc", "soc_taylor"}  # KWLarge stands for their other networks
 every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def is_long(name: str, conv: str) -> bool:
+    """Whether the slow suite has a pair: the quick one has every method in KWLarge, and two in every network."""
+    return name != "kwlarge" and conv not in {"cayley", "plain"}
+
+
 every_pair = pytest.mark.parametrize(
     ("name", "conv"),
     [
-        pytest.param(
-            name, conv, marks=[pytest.mark.slow] if conv in HEAVY and name in {"resnet9", "wide_resnet10_10"} else []
-        )
+        pytest.param(name, conv, marks=[pytest.mark.slow] if is_long(name, conv) else [])
         for name in NETWORKS
         for conv in conv_methods()
+        if name == "kwlarge" or conv not in HEAVY
     ],
 )
 
@@ -59,8 +65,9 @@ def test_every_network_with_every_layer(name: str, conv: str) -> None:
 def test_image_sizes(name: str, conv: str, shape: tuple[int, int, int]) -> None:
     channels, *size = shape
     options = {"width": WIDTH[name], "in_channels": channels, "image_size": size, "classes": 7}
-    if size[0] % NETWORKS[name].divisor:
-        with pytest.raises(ValueError, match=rf"{name} takes images .* multiples of 16, got image_size=\(28, 28\)"):
+    divisor = NETWORKS[name].divisor
+    if any(n % divisor for n in size):
+        with pytest.raises(ValueError, match=rf"{name} takes images .* multiples of {divisor}, got image_size=\(.*\)"):
             build(name, conv, **options)
         return
     model = build(name, conv, **options).eval().requires_grad_(False)
@@ -70,7 +77,8 @@ def test_image_sizes(name: str, conv: str, shape: tuple[int, int, int]) -> None:
 @every_network
 @pytest.mark.parametrize("bound", [0.5, 0.85, 3.0])
 def test_lipschitz_argument(name: str, bound: float) -> None:
-    model = build(name, width=WIDTH[name], lipschitz=bound)
+    conv = "cayley" if name == "liresnet" else None  # whose own convolutions are free
+    model = build(name, conv, width=WIDTH[name], lipschitz=bound)
     assert lipschitz_bound(model, (3, 32, 32)) == pytest.approx(bound, rel=2e-5)
     factors = {m.factor for m in model.modules() if isinstance(m, Scale)}
     assert min(factors, key=lambda f: abs(f - 1)) == pytest.approx(bound ** (1 / NETWORKS[name].depth))
@@ -124,8 +132,9 @@ def test_residual_networks_have_the_layers_of_the_released_code() -> None:
 def test_linear_layers_go_with_the_convolutions() -> None:
     last = {conv: type(build("kwlarge", conv, width=0.25)[-1]).__name__ for conv in conv_methods()}
     bjorck = dict.fromkeys(("bcop", "rko", "ossn", "svcm"), "BjorckLinear")
-    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko", "soc"), "CayleyLinear")
-    own = {"plain": "Linear", "aol": "AOLLinear", "bro": "BROLinear", "lot": "PolarLinear"}
+    cayley = dict.fromkeys(("cayley", "cayley_bcop", "crko", "shift", "soc", "soc_taylor"), "CayleyLinear")
+    own = {"plain": "Linear", "aol": "AOLLinear", "bro": "BROLinear", "lot": "PolarLinear", "aoc": "PolarLinear"}
+    own |= {"cpl": "CPLLinear", "sll": "SLLLinear", "lires": "CholeskyLinear"}
     assert last == {**bjorck, **cayley, **own}
     assert isinstance(build("kwlarge", "plain", "cayley", width=0.25)[-1], CayleyLinear)
     layers = [m for m in build("kwlarge", "cayley_bcop", width=0.25) if isinstance(m, BCOPConv2d)]
@@ -137,8 +146,8 @@ def test_linear_layers_go_with_the_convolutions() -> None:
     ("arguments", "message"),
     [
         ({"name": "vgg"}, "name must be one of 'kwlarge', .* got 'vgg'"),
-        ({"conv": "aoc"}, "conv must be one of .*'cayley', .* got 'aoc'"),
-        ({"linear": "qr"}, "linear must be one of .* got 'qr'"),
+        ({"conv": "eco"}, "conv must be one of .*'cayley', .* got 'eco'"),
+        ({"linear": "lu"}, "linear must be one of .* got 'lu'"),
         ({"width": 0}, "width must make an even number of each 32 channels, got 0 x 32"),
         ({"width": 1 / 32}, "even number"),
         ({"kernel_size": 0}, "kernel_size must be a positive int, got 0"),
@@ -153,6 +162,10 @@ def test_linear_layers_go_with_the_convolutions() -> None:
         ({"mean": [0.5]}, r"mean needs one number for each of 3 channels, got \[0.5\]"),
         ({"std": [0.5] * 3}, "needs a mean"),
         ({"name": "resnet9", "strided_kernel_size": 4}, "strided_kernel_size is for kwlarge, got 4 with resnet9"),
+        ({"depth": 10}, "depth is for lipconvnet and liresnet, got 10 with kwlarge"),
+        ({"name": "lipconvnet", "depth": 7}, "depth must be a multiple of 5 for lipconvnet, got 7"),
+        ({"name": "lipconvnet", "depth": 0}, "depth must be a positive int, got 0"),
+        ({"layers": ["head"]}, "layers are for the name 'custom', got 'kwlarge'"),
     ],
 )
 def test_bad_arguments(arguments, message) -> None:
@@ -160,7 +173,7 @@ def test_bad_arguments(arguments, message) -> None:
         build(**{"name": "kwlarge", **arguments})
 
 
-LIGHT = [(name, conv) for name in NETWORKS for conv in conv_methods() if conv not in HEAVY or name == "kwlarge"]
+LIGHT = [(name, conv) for name in NETWORKS for conv in conv_methods() if not is_long(name, conv)]
 
 
 @pytest.mark.slow
@@ -170,7 +183,7 @@ def test_at_full_width(name: str, conv: str) -> None:
     loss = F.cross_entropy(10 * model(torch.rand(2, 3, 32, 32)), torch.arange(2))
     loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    if conv in {"aol", "bcop", "cayley", "cayley_bcop", "crko", "rko"} and name != "wide_resnet10_10":
+    if conv in {"aol", "bcop", "cayley", "cayley_bcop", "cpl", "crko", "rko", "sll"} and name != "wide_resnet10_10":
         assert lipschitz_bound(model, (3, 32, 32)) < 1 + 1e-4
 
 
@@ -190,15 +203,18 @@ def test_the_scale_is_learned_or_not(learned: bool) -> None:
 
 @every_network
 def test_the_head_is_the_last_layer_alone(name: str) -> None:
-    options = {"image_size": 16, "width": 0.125, "lipschitz": 2.0}
+    side = max(16, NETWORKS[name].divisor)
+    options = {"image_size": side, "width": 0.125, "lipschitz": 2.0}
     torch.manual_seed(1)
     usual = build(name, **options)
     torch.manual_seed(1)
     model = build(name, head="normalized", **options)
     kinds = [[type(m).__name__ for m in network.modules()] for network in (usual, model)]
-    assert [pair for pair in zip(*kinds, strict=True) if len(set(pair)) > 1] == [("CayleyLinear", "NormalizedLinear")]
+    assert [pair for pair in zip(*kinds, strict=True) if len(set(pair)) > 1] == [
+        ("CholeskyLinear" if name == "liresnet" else "CayleyLinear", "NormalizedLinear")
+    ]
     assert isinstance(model[-2], NormalizedLinear), "the last one, before its factor"
-    x = torch.rand(4, 3, 16, 16)
+    x = torch.rand(4, 3, side, side)
     found = certify(model, [(x, torch.arange(4))])
     assert found.head == "pairwise"
     with pytest.raises(ValueError, match=r"head must be one of .*'normalized', 'plain'.*, got 'nothing'"):

@@ -7,7 +7,7 @@ import torch
 from oracles import polar as by_singular_vectors
 from torch import Tensor, nn
 
-from orthoconv.linalg import polar
+from orthoconv.linalg import bjorck, gram_factor, orthonormal, polar
 from orthoconv.nn import BROConv2d, BROLinear, LOTConv2d, PolarLinear
 from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix, orthogonality_error
 
@@ -125,3 +125,84 @@ def test_the_rank_of_a_reflector() -> None:
             BROConv2d(4, 8, 3, rank=rank)
         with pytest.raises(ValueError, match=message):
             BROLinear(4, 8, rank=rank)
+
+
+@pytest.mark.parametrize(("m", "n"), [(150, 130), (300, 128)])
+def test_large_matrices_by_eigenvalues(m: int, n: int) -> None:
+    """The way of large matrices in float32 is the iteration in float64, in its value and its gradient."""
+    (W, *_), (expected, *_) = conditioned(m, n, 50, torch.float32)
+    G, eps = torch.randn(m, n), torch.finfo(torch.float32).eps
+    for function in (polar, bjorck):
+        fast, fine = W.clone().requires_grad_(), W.double().requires_grad_()
+        Q = function(fast)
+        assert orthogonality_error(Q.detach().double()) <= 10 * eps
+        torch.testing.assert_close(Q.double(), expected, atol=50 * eps, rtol=0)
+        Q.backward(G)
+        function(fine).backward(G.double())
+        torch.testing.assert_close(fast.grad.double(), fine.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_orthonormal_columns(dtype: torch.dtype) -> None:
+    V = torch.randn(2, 7, 3, dtype=dtype)
+    for scale in (1e-3, 1.0, 1e3, torch.tensor([1e-6, 1.0, 1e6])):
+        X, U = orthonormal(scale * V), torch.linalg.qr(V).Q
+        torch.testing.assert_close(X @ X.mH, U @ U.mH)
+    V[..., 1] = V[..., 0]  # dependent columns, then a zero one
+    assert torch.linalg.svdvals(orthonormal(V)).max() <= 1 + 1e-12
+    V[..., 1] = 0
+    X = orthonormal(V)
+    assert (X[..., 1] == 0).all()
+    assert torch.linalg.svdvals(X)[..., :2].sub(1).abs().max() <= 1e-14
+    torch.autograd.gradcheck(lambda V: (X := orthonormal(V)) @ X.mH, V[:1].clone().requires_grad_())
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"dilation": 2}, {"padding_mode": "zeros"}], ids=str)
+@pytest.mark.parametrize(("i", "o"), [(4, 8), (8, 4), (8, 8), (2, 16)])
+def test_ways_of_a_reflector_agree(i: int, o: int, options: dict[str, object]) -> None:
+    """In space around a small Fourier product, in factors, and formed."""
+    x, results = torch.randn(2, i, 9, 8, dtype=torch.float64, requires_grad=True), []
+    conv = BROConv2d(i, o, 3, dtype=torch.float64, **options)
+    G = torch.randn(2, o, 9, 8, dtype=torch.float64)
+    for way in ("lifted", "matrices"):
+        with BROConv2d.forced(way):
+            y = conv(x)
+            results.append((y, *torch.autograd.grad(y, (x, conv.weight, conv.bias), G)))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(y, conv.in_double()(x))  # which is formed
+
+
+def test_ill_conditioned_reflectors_are_as_accurate() -> None:
+    conv, linear = BROConv2d(16, 16, 3), BROLinear(32, 16, rank=8)
+    with torch.no_grad():
+        conv.weight[:, 1] = conv.weight[:, 0] + 1e-4 * conv.weight[:, 1]
+        linear.weight[:, 1] = linear.weight[:, 0] + 1e-4 * linear.weight[:, 1]
+    assert gram_factor(linear.weight) is None
+    assert_orthogonal(dense_matrix(conv, (16, 9, 9)).double(), atol=2e-6 * 4)
+    assert_orthogonal(dense_matrix(linear, (32,)).double(), atol=2e-6 * math.sqrt(32))
+
+
+def test_reflectors_whose_vectors_vanish_at_a_frequency() -> None:
+    """Rounding is all that is left of them there; training and eval mode, and the inverse, agree all the same."""
+    blur = torch.outer(torch.tensor([1.0, 2.0, 1.0]), torch.tensor([1.0, 2.0, 1.0])).double()
+    for rank, kernel in ((1, torch.full((3, 3), 0.3).double()), (2, blur)):
+        conv = BROConv2d(4, 4, 3, rank=rank, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            conv.weight.copy_(torch.randn(4, rank, 1, 1, dtype=torch.float64) * kernel)
+        x = torch.randn(2, 4, 12, 16, dtype=torch.float64)
+        y = conv(x)
+        torch.testing.assert_close(y, conv.eval()(x))
+        torch.testing.assert_close(y.norm(), x.norm())
+        torch.testing.assert_close(conv.inverse(y), x)
+
+
+def test_columns_with_good_pivots_and_a_bad_condition() -> None:
+    L = torch.eye(24) - torch.ones(24, 24).tril(-1)
+    linear = BROLinear(32, 32, rank=24)
+    with torch.no_grad():
+        linear.weight.copy_(torch.linalg.qr(torch.randn(32, 24)).Q @ L.mT)
+    assert gram_factor(linear.weight) is None
+    assert_orthogonal(dense_matrix(linear, (32,)).double(), atol=2e-6 * math.sqrt(32))
+    wide = BROLinear(600, 30).eval()
+    nn.init.ones_(wide.weight)
+    assert_orthogonal(dense_matrix(wide, (600,)).double(), atol=2e-6 * math.sqrt(600))

@@ -12,11 +12,14 @@ from orthoconv.data import load
 from orthoconv.lab.cli import main
 from orthoconv.lab.configs import Training, digest
 from orthoconv.lab.paper.experiment import BUDGETS, Experiment, experiments_folder, load_experiment, names
+from orthoconv.lab.paper.pages import write_pages
 from orthoconv.lab.paper.rates import best_rates
 from orthoconv.lab.paper.records import metrics_of, read_records
+from orthoconv.lab.paper.runners import Context
 from orthoconv.lab.paper.tables import Cell, make_table, markdown, records_of
 from orthoconv.lab.runs import Run
 from orthoconv.models import trained
+from orthoconv.nn import conv_methods
 from orthoconv.train import CheckpointError
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +28,7 @@ NAMES = names()
 
 
 def test_every_table_and_figure_has_a_file() -> None:
-    assert len(NAMES) == 13
+    assert len(NAMES) == 14
     for name in NAMES:
         text = (experiments_folder() / f"{name}.yaml").read_text()
         opening = text[: text.index("\ntitle:")]
@@ -148,6 +151,60 @@ def test_runs_once_and_resumes(here, capsys) -> None:
     assert [r["metrics"] for r in again] == [r["metrics"] for r in first]
 
 
+def test_methods_in_small(here, capsys) -> None:
+    """One column of the comparison, at an eighth of the channels."""
+    pytest.importorskip("pyautoattack")
+    experiment = load_experiment("methods")
+    case = next(c for c in experiment.cases("smoke") if c.series == "KWLarge aol")
+    config = json.loads(json.dumps(case.config))
+    config["model"]["width"] = 0.125
+    record = experiment.runner.execute(config, Context(here / "runs", None, case.evaluation))
+    figures = record["metrics"]
+    assert {row.key for row in experiment.rows} <= figures.keys()
+    assert 0 <= figures["smallest"] <= figures["largest"] <= 1 + 1e-5
+    assert figures["broken"] == 0
+    assert figures["ratio"] < 1
+    assert figures["step"] > 0
+    assert figures["memory"] > 1
+    assert 100 >= figures["clean"] >= figures["certified_36"] >= figures["certified_72"] >= figures["certified_108"]
+    assert experiment.runner.is_done(record, case.evaluation)
+    assert not experiment.runner.is_done(record, {**case.evaluation, "examine": 100})
+    made = {**record, "config": case.config}
+    table = make_table(experiment, "smoke", [made])
+    line = next(line for line in markdown(table).splitlines() if line.startswith("| KWLarge aol |"))
+    assert line.startswith(f"| KWLarge aol | {figures['clean']:.2f} | ")
+    assert "missing" not in line
+    assert markdown(table).count("missing") == (len(table.columns) - 1) * len(table.rows)
+    (here / "methods.jsonl").write_text(json.dumps({**made, "hash": case.hash}) + "\n")
+    page = write_pages(experiment, here, smoke=True).read_text()
+    assert page.count("<svg") == 1
+    assert "<th>Certified 36/255</th>" in page
+    other = next(c for c in load_experiment("kwlarge_provable").cases("smoke") if c.series == "Cayley")
+    assert not load_experiment("kwlarge_provable").runner.is_done(made, other.evaluation), "it was not attacked"
+
+
+def test_a_series_stands_for_every_method() -> None:
+    experiment = load_experiment("methods")
+    assert experiment.columns == [f"{network} {m}" for network in ("KWLarge", "LipConvNet") for m in conv_methods()]
+    cases = {case.series: case.config for case in experiment.cases("short")}
+    assert cases["LipConvNet lot"]["model"]["conv"] == "lot"
+    assert {c["recipe"]["loss"] for c in cases.values()} == {"offset_cross_entropy"}
+    assert {c["model"]["head"] for c in cases.values()} == {"normalized"}
+    fields = {
+        "title": "",
+        "place": "",
+        "runner": "train",
+        "rows": [],
+        "budgets": {"short": {}},
+        "base": {"data": "digits"},
+    }
+    series = {"{method}": {"model": {"conv": "{method}"}}, "bcop": {"recipe": {"lr": 0.5}}}
+    mixed = {case.series: case.config for case in Experiment("x", {**fields, "series": series}).cases("short")}
+    assert mixed["bcop"]["model"]["conv"] == "bcop"
+    assert mixed["bcop"]["recipe"]["lr"] == 0.5
+    assert mixed["aol"]["recipe"]["lr"] == 0.01
+
+
 def test_wasserstein_in_small(here, capsys) -> None:
     call("reproduce", "wasserstein", "--budget", "smoke", "--only", "[Cayley, RKO]")
     assert [line.count("missing") for line in capsys.readouterr().out.splitlines() if line.startswith("| Dist")] == [
@@ -175,11 +232,15 @@ def test_rates(here, capsys) -> None:
 @pytest.mark.slow
 def test_smoke_of_everything(here, capsys) -> None:
     pytest.importorskip("pyautoattack")
-    call("reproduce", "all", "--budget", "smoke")
+    columns = ["KWLarge lot", "LipConvNet cpl"]  # tests/test_every_method.py has the others
     for name in NAMES:
-        table = make_table(load_experiment(name), "smoke", read_records(here / "runs" / "smoke"))
-        wanted = {"runtimes", "runtime_panels"}  # which time less in small
-        assert name in wanted or all(cell.ours for cell in table.cells.values()), name
+        only = ["--only", f"[{', '.join(columns)}]"] if name == "methods" else []
+        call("reproduce", name, "--budget", "smoke", *only)
+    records = read_records(here / "runs" / "smoke")
+    for name in set(NAMES) - {"runtimes", "runtime_panels", "methods"}:  # two of which time less in small
+        table = make_table(load_experiment(name), "smoke", records)
+        assert all(cell.ours for cell in table.cells.values()), name
+    assert {record["series"] for record in records if record["experiment"] == "methods"} == set(columns)
 
 
 @pytest.mark.parametrize(

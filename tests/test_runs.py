@@ -101,7 +101,7 @@ def test_what_cannot_be_loaded_is_refused_with_its_path(copy, tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} is not the folder of a run: it has no config.json"):
         models.load(tmp_path)
     for network, reason in (([1], "does not describe a network"), ({"name": "vgg"}, "name must be one of"), (
-        {"name": "kwlarge", "depth": 9}, "unexpected keyword argument 'depth'"), ("x", "does not describe a network"),
+        {"name": "kwlarge", "height": 9}, "unexpected keyword argument 'height'"), ("x", "does not describe a network"),
     ):  # fmt: skip
         edit(copy, network=network)
         with pytest.raises(ValueError, match=rf"config\.json .*{reason}"):

@@ -203,15 +203,19 @@ def test_a_whole_step_compiled() -> None:
     assert torch.dist(models[0][0].g, network("cayley")[0].g) > 0.005
 
 
+def join(rank: int, work: Callable[[World, Path], Any], folder: Path) -> None:
+    distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(work(World(rank, 2), folder), folder / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
 def in_two_processes(work: Callable[[World, Path], Any], folder: Path) -> list[Any]:
-    """What `work` returns in each of two processes, which reach each other by gloo."""
+    """What `work` returns in each of two processes, which reach each other by gloo.
 
-    def join(rank: int) -> None:
-        distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
-        torch.save(work(World(rank, 2), folder), folder / f"{rank}.pt")
-        distributed.destroy_process_group()
-
-    processes = [torch.multiprocessing.get_context("fork").Process(target=join, args=(rank,)) for rank in range(2)]
+    They are no copies of this one: a process in which an accelerator has computed gradients cannot be forked.
+    """
+    context = torch.multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=join, args=(rank, work, folder)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -221,21 +225,18 @@ def in_two_processes(work: Callable[[World, Path], Any], folder: Path) -> list[A
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-ignore_forks = pytest.mark.filterwarnings("ignore:.*fork", "ignore:Grad strides do not match")
+def gradients_of_a_share(conv: str, world: World, folder: Path) -> list[Tensor]:
+    x, labels = batch(0, 64, torch.float64)
+    model = DistributedDataParallel(network(conv).double())
+    loss_of(model, x[world.rank :: 2], labels[world.rank :: 2]).backward()
+    return [p.grad for p in model.parameters()]
 
 
-@ignore_forks
 @some("cayley", "bcop")
 def test_gradients_of_two_processes(conv: str, tmp_path: Path) -> None:
     """The mean over two halves of a batch is that over the whole; each process has it."""
     x, labels = batch(0, 64, torch.float64)
-
-    def work(world: World, folder: Path) -> list[Tensor]:
-        model = DistributedDataParallel(network(conv).double())
-        loss_of(model, x[world.rank :: 2], labels[world.rank :: 2]).backward()
-        return [p.grad for p in model.parameters()]
-
-    first, second = in_two_processes(work, tmp_path)
+    first, second = in_two_processes(partial(gradients_of_a_share, conv), tmp_path)
     model, half = network(conv).double(), network(conv).double()
     loss_of(model, x, labels).backward()
     loss_of(half, x[::2], labels[::2]).backward()
@@ -247,18 +248,17 @@ def test_gradients_of_two_processes(conv: str, tmp_path: Path) -> None:
     assert min(wrong) > 1e-3, "the negative control: half of the batch"
 
 
-@ignore_forks
+def trained_weights(world: World, folder: Path) -> dict[str, Tensor]:
+    recipe, data = Recipe(epochs=1, batch_size=128, augment=False), digits(torch.float64).first(640)
+    model = network("cayley").double()
+    list(fit(model, data, recipe, folder / "checkpoint", world=world))
+    return model.state_dict()
+
+
 def test_the_trainer_in_two_processes(tmp_path: Path) -> None:
     """`fit` with two processes ends with the weights of one, and so with the operators; the same bits on both."""
-    recipe, data = Recipe(epochs=1, batch_size=128, augment=False), digits(torch.float64).first(640)
-
-    def work(world: World, folder: Path) -> dict[str, Tensor]:
-        model = network("cayley").double()
-        list(fit(model, data, recipe, folder / "checkpoint", world=world))
-        return model.state_dict()
-
-    first, second = in_two_processes(work, tmp_path)
-    alone, before = work(World(0, 1), tmp_path), network("cayley").double().state_dict()
+    first, second = in_two_processes(trained_weights, tmp_path)
+    alone, before = trained_weights(World(0, 1), tmp_path), network("cayley").double().state_dict()
     apart = max(torch.dist(first[k], alone[k]).item() for k in alone)
     print(f"weights of two processes after {640 // 128} steps differ by {apart:.1e} from those of one")
     assert apart < 1e-10
@@ -334,6 +334,7 @@ def long_run(
     return tensors, sizes
 
 
+@pytest.mark.slow
 def test_no_tensor_stays_behind(tmp_path: Path) -> None:
     tensors, _ = long_run(tmp_path, epochs=5, each=10)
     assert len(set(tensors)) == 1, "50 steps"

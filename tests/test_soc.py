@@ -7,8 +7,9 @@ import torch
 from contract import skew_exponential
 from torch import nn
 
-from orthoconv.nn import ExpLinear, SOCConv2d
-from orthoconv.testing import assert_orthogonal, dense_matrix, orthogonality_error
+from orthoconv import linalg
+from orthoconv.nn import ExpLinear, SOCConv2d, TaylorSOCConv2d
+from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix, orthogonality_error
 
 DTYPES = [torch.float64, torch.float32]
 
@@ -49,3 +50,75 @@ def test_the_linear_layer(i: int, o: int, dtype: torch.dtype) -> None:
         torch.autograd.gradgradcheck(run, (x, weight), fast_mode=True)
         nn.init.normal_(linear.weight, std=100)
         assert orthogonality_error(linear, (i,)) <= 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("norm", [0.0, 1e-3, 1.0, 30.0, 1e3])
+def test_exponential_and_its_gradient_are_those_of_torch(norm: float, dtype: torch.dtype) -> None:
+    W = (norm * torch.randn(3, 5, 5, dtype=dtype) / 3).requires_grad_()
+    found, expected = linalg.skew_exponential(W), torch.linalg.matrix_exp(0.5 * (W - W.mH))
+    torch.testing.assert_close(found, expected, atol=1e-14 * max(1, norm), rtol=0)
+    G = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(value, W, G)[0] for value in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-12 * max(1, norm), rtol=0)
+
+
+def test_second_derivatives_of_the_exponential() -> None:
+    W = torch.randn(2, 3, 3, dtype=torch.complex128, requires_grad=True)
+    torch.autograd.gradcheck(linalg.skew_exponential, W)
+    torch.autograd.gradgradcheck(linalg.skew_exponential, W)
+
+
+@pytest.mark.parametrize("norm", [1e-3, 1.0, 1e6])
+def test_exponentials_stay_orthogonal_in_float32(norm: float) -> None:
+    Q = linalg.skew_exponential(norm * torch.randn(3, 32, 32, dtype=torch.complex64))
+    assert (torch.linalg.svdvals(Q.to(torch.complex128)) - 1).abs().max() <= 2e-6 * math.sqrt(32)
+
+
+@pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
+@pytest.mark.parametrize("norm", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("terms", [1, 3, 12])
+def test_taylor_form_is_nonexpansive_for_any_weight(terms: int, norm: float, padding_mode: str) -> None:
+    layer = TaylorSOCConv2d(4, 4, 3, terms=terms, padding_mode=padding_mode, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.mul_(norm / layer.weight.norm())
+    values = torch.linalg.svdvals(dense_matrix(layer, (4, 6, 5)))
+    assert values.max() <= min(1 + 1e-12, layer.lipschitz((4, 6, 5)) + 1e-12)
+    if padding_mode == "circular":
+        assert values.min() >= 1 - 2 / math.factorial(terms + 1) - 1e-12
+
+
+def test_the_bound_of_the_taylor_form_is_needed() -> None:
+    """Kernels of ones come close to the bound; without the division by it the norm exceeds 1."""
+    layer = TaylorSOCConv2d(2, 2, 3, terms=1, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.zero_()[0, 1], layer.weight[1, 0] = 1, -1
+    A = layer.singular_values((9, 9))
+    assert (A * 1.5).max() > 1.2  # of the sum itself
+    assert_nonexpansive(layer, (2, 9, 9), atol=1e-12)
+    with pytest.raises(ValueError, match="terms must be a positive int, got 0"):
+        TaylorSOCConv2d(2, 2, 3, terms=0)
+    with pytest.raises(ValueError, match="odd number of dilated taps"):
+        TaylorSOCConv2d(2, 2, 4, dilation=2)
+
+
+def test_many_terms_are_the_exponential() -> None:
+    taylor = TaylorSOCConv2d(3, 5, 3, terms=20, dtype=torch.float64)
+    exact = SOCConv2d(3, 5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        exact.weight.copy_(taylor.kernel)
+        exact.bias.copy_(taylor.bias)
+    x = torch.randn(2, 3, 5, 7, dtype=torch.float64)
+    torch.testing.assert_close(taylor(x), exact(x))
+
+
+def test_the_series_can_be_trained_from_the_identity() -> None:
+    layer, x = TaylorSOCConv2d(4, 4, 3, identity=True, dtype=torch.float64), torch.randn(2, 4, 6, 6).double()
+    for _ in range(3):
+        layer.zero_grad()
+        layer(x)[:, 0].square().sum().backward()
+        assert layer.weight.grad.isfinite().all()
+        with torch.no_grad():
+            layer.weight -= 0.1 * layer.weight.grad / layer.weight.grad.norm().clamp_min(1e-3)
+    assert layer.weight.abs().max() > 0
+    assert_nonexpansive(layer, (4, 6, 6), atol=1e-12)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.attacks.descent import L2Ball
+from orthoconv.devices import move
 
 
 def apgd(
@@ -37,6 +38,8 @@ def apgd(
     if not torch.is_grad_enabled():
         raise RuntimeError("APGD needs gradients; call it outside torch.no_grad")
 
+    home, (x, labels) = x.device, move(model, x, labels)
+
     def of_floats(z: Tensor) -> Tensor:  # which is what it calls the model with
         y: Tensor = model(z.to(x.dtype))
         return y
@@ -56,4 +59,4 @@ def apgd(
                 device=x.device,
             )
             adversarial[left] = attack.perturb(x[left], labels[left]).detach().to(x.dtype)
-    return x + ball.project(x, adversarial - x)  # its arithmetic may leave the ball by a rounding error
+    return (x + ball.project(x, adversarial - x)).to(home)  # its arithmetic may leave the ball by a rounding error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from orthoconv.devices import move
 from orthoconv.linalg import row_norms
 from orthoconv.margins import margin
 
@@ -66,7 +67,7 @@ def pgd(
 
     Arguments:
         model: Function of a batch to logits.
-        x: Inputs (b, ...).
+        x: Inputs (b, ...), on any device, where the result will be.
         labels: True classes (b,).
         ball: Where perturbations may be.
         iterations: Steps of each ascent.
@@ -79,6 +80,7 @@ def pgd(
     """
     if not torch.is_grad_enabled():
         raise RuntimeError("PGD needs gradients; call it outside torch.no_grad")
+    home, (x, labels) = x.device, move(model, x, labels)
     length = ball.reach(x) / 4 if step is None else step
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for _ in range(restarts):
@@ -86,13 +88,13 @@ def pgd(
         for k in range(iterations + 1):
             d = d.detach().requires_grad_()
             logits = model(x + d)
-            found[~broken] = (x + d).detach()[~broken]
+            found = torch.where(broken.view(column(x)), found, (x + d).detach())
             broken |= logits.detach().argmax(1) != labels
             if k == iterations or bool(broken.all()):
                 break
             (gradient,) = torch.autograd.grad(margin(logits, labels).sum(), d)
             d = ball.project(x, d.detach() - length * ball.step(gradient))
-    return found
+    return found.to(home)
 
 
 def column(x: Tensor) -> list[int]:

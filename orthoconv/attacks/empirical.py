@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.attacks.descent import L2Ball, column
+from orthoconv.devices import move
 from orthoconv.linalg import row_norms
 
 
@@ -27,7 +28,7 @@ def empirical_lipschitz(
 
     Arguments:
         model: Function of a batch.
-        x: Batch of inputs.
+        x: Batch of inputs, on any device, where the result will be.
         eps: Radius of the ball; it must stand out from the rounding of the inputs.
         steps: Steps of ascent.
         bounds: Smallest and largest value of an input, or None.
@@ -42,6 +43,7 @@ def empirical_lipschitz(
     least = 1e4 * torch.finfo(x.dtype).eps * float(row_norms(x.detach()).max()) if len(x) else 0.0
     if not eps > least:
         raise ValueError(f"eps must be more than {least:.2g}, the rounding of these inputs in {x.dtype}, got {eps!r}")
+    home, (x,) = x.device, move(model, x)
     ball = L2Ball(eps, *((-math.inf, math.inf) if bounds is None else bounds))
     tiny, best = torch.finfo(x.dtype).tiny, x.new_zeros(len(x))
     noise = torch.empty(x.shape, dtype=x.dtype).uniform_(-eps, eps, generator=generator).to(x.device)
@@ -56,4 +58,4 @@ def empirical_lipschitz(
                 (grad,) = torch.autograd.grad(ratios.sum(), z)
                 length = eps / 4 / row_norms(grad).clamp_min(tiny)
                 d = ball.project(x, (z - x).detach() + length.view(column(x)) * grad)
-    return best
+    return best.to(home)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from orthoconv.attacks.autoattack import apgd
 from orthoconv.attacks.descent import L2Ball, pgd
+from orthoconv.devices import move
 
 
 def cross_examine(
@@ -29,7 +30,7 @@ def cross_examine(
 
     Arguments:
         model: Function of a batch to logits.
-        x: Inputs (b, ...) in [0, 1].
+        x: Inputs (b, ...) in [0, 1], on any device, where the result will be.
         labels: Their classes (b,).
         radius: What is certified for each, (b,); those with 0 are not attacked.
         share: Part of the radius that perturbations may have.
@@ -42,6 +43,7 @@ def cross_examine(
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share!r}")
+    home, (x, labels, radius) = x.device, move(model, x, labels, radius)
     source, broken = torch.Generator().manual_seed(seed), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     attacks: list[Callable[..., Tensor]] = [
         partial(pgd, iterations=iterations, restarts=restarts, generator=source),
@@ -56,4 +58,4 @@ def cross_examine(
             adversarial = attack(model, x[left], labels[left], ball=L2Ball(share * radius[left]))
             with torch.no_grad():
                 broken[left] = model(adversarial).argmax(1) != labels[left]
-    return broken
+    return broken.to(home)

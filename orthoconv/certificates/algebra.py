@@ -4,7 +4,7 @@ __all__ = ["UNIT", "Growth", "identity", "leaf"]
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
@@ -64,6 +64,13 @@ class Growth:
     def beside(self, other: "Growth") -> "Growth":
         """Growth of two functions whose values are put side by side."""
         return self._map(math.hypot, other)
+
+    def parallel(self, other: "Growth") -> "Growth":
+        """Growth of two functions of two parts of the input, whose values are put side by side."""
+        both = self.beside(other)
+        return replace(
+            both, lipschitz=max(self.lipschitz, other.lipschitz), relative=max(self.relative, other.relative)
+        )
 
     def _map(self, f: Callable[..., float], *others: "Growth") -> "Growth":
         """Apply `f` to each part of this growth, and of the others beside it."""

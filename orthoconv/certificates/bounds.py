@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
-from orthoconv.certificates.graphs import Child, follow
+from orthoconv.certificates.graphs import follow
 from orthoconv.certificates.rules import rule_of
+from orthoconv.devices import in_reach_of_double
 from orthoconv.linalg import frobenius_norm
 from orthoconv.modules import zeros_for
-from orthoconv.nn.isometry import IsometryAverage
+from orthoconv.nn.layer import Child, Combination
 from orthoconv.nn.reparametrized import frozen
-from orthoconv.nn.residual import ConvexResidual, convex_weights
 
 
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
@@ -66,6 +66,7 @@ def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = to
     """Walk through the model once; return its Lipschitz bound, and how its rounding errors grow."""
     if dtype not in UNIT:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+    model = in_reach_of_double(model)
     x = zeros_for(model, input_shape)
     with torch.no_grad(), frozen(model):
         return _grow(model, x, type(model).__name__, UNIT[dtype])
@@ -78,43 +79,33 @@ def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
     rule = rule_of(module, path)
     if isinstance(module, nn.Sequential):
         return _sequential(module, x, child, unit)
-    if isinstance(module, ConvexResidual):
-        return _residual(module, x, child)
-    if isinstance(module, IsometryAverage):
-        return _average(module, x, child)
+    if isinstance(module, Combination):
+        return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
     if isinstance(module, fx.GraphModule):
         return follow(module, x, child)
-    shape, offset = x.shape[1:], frobenius_norm(module(x.clone()))
-    lipschitz = rule.lipschitz(module, shape)
-    if not math.isfinite(lipschitz):
-        raise ValueError(
-            f"the Lipschitz bound of {path} ({type(module).__name__}) is {lipschitz}; is its weight finite?"
-        )
+    shape = x.shape[1:]
+    lipschitz = rule.lipschitz(module, shape)  # first: it may refuse a module that a forward pass in training changes
+    offset = frobenius_norm(module(x.clone()))
     if rule.rounding is None:
-        return replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
-    constants = None if rule.constants is None else rule.constants(module, shape)
-    return leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants)
+        grown = replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
+    else:
+        constants = None if rule.constants is None else rule.constants(module, shape)
+        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants)
+    return _finite(grown, f"{path} ({type(module).__name__})")
 
 
-def _sequential(module: nn.Sequential, x: Tensor, child: Child, unit: float) -> Growth:
+def _finite(grown: Growth, what: str) -> Growth:
+    """Return `grown`, or raise an error if a weight has spoiled it."""
+    for name, value in (("Lipschitz bound", grown.lipschitz), ("value at zero", grown.offset)):
+        if not math.isfinite(value):
+            raise ValueError(f"the {name} of {what} is {value}; is its weight finite?")
+    return grown
+
+
+def _sequential(module: nn.Sequential, x: Tensor, child: Child[Growth], unit: float) -> Growth:
     grown = identity(unit)
     for name, layer in module._modules.items():  # named_children would leave out a layer that stands in two places
         assert layer is not None
         grown = grown * child(name, layer, x)
         x = layer(x)
     return grown
-
-
-def _residual(module: ConvexResidual, x: Tensor, child: Child) -> Growth:
-    module(x)  # its branches must have one shape
-    if any(getattr(part, "inplace", False) for part in module.modules()):
-        raise TypeError("a ConvexResidual is bounded only if nothing inside works in place")
-    s, rest = convex_weights(module.alpha)
-    return s * child("f", module.f, x) + rest * child("skip", module.skip, x)
-
-
-def _average(module: IsometryAverage, x: Tensor, child: Child) -> Growth:
-    mirrored = x.flip(-1)
-    one = child("f", module.f, x.clone())
-    other = one if torch.equal(x, mirrored) else child("f", module.f, mirrored)
-    return 0.5 * one + 0.5 * other

@@ -9,12 +9,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthoconv import budget
+from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.bounds import growth
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.heads import pairwise_radius, split_head
+from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
 from orthoconv.margins import margin
 from orthoconv.modules import in_eval_mode
+from orthoconv.nn.reparametrized import frozen
+from orthoconv.tracing import full_precision
 
 EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
 
@@ -100,7 +105,7 @@ def certify(
 
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had.
-        batches: Pairs of images and labels.
+        batches: Pairs of images and labels, on the device of the model or another, where the results will be.
         eps: Norms of perturbations to report on.
         lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images. With
             one that is given, radii are those of `certified_radius`.
@@ -119,23 +124,26 @@ def certify(
     slack: list[Tensor] = []
     shape: torch.Size | None = None
     head, features = None, 0.0
-    with in_eval_mode(model):
-        exact = in_double(model) if rounding else None
+    with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
+        near = in_reach_of_double(model)
+        exact = in_double(near) if rounding else None
         for x, y in batches:
             if shape is None:
                 shape = x.shape[1:]
-                grown = growth(model, shape, torch.float64) if rounding or lipschitz is None else None
+                grown = growth(near, shape, torch.float64) if rounding or lipschitz is None else None
                 if lipschitz is None and grown is not None:
-                    lipschitz, head = grown.lipschitz, split_head(model)
+                    lipschitz, head = grown.lipschitz, split_head(near)
                     features = 0.0 if head is None else growth(head.body, shape, torch.float64).lipschitz
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
-            logits.append(model(x.clone()))  # whose first layer may work in place
-            labels.append(y)
+            home = y.device if budget.has_double(y.device) else torch.device("cpu")
+            (x,) = move(model, x)
+            computed = model(x.clone())  # whose first layer may work in place
+            logits.append(computed.to(home))
+            labels.append(y.to(home))
             if exact is not None:
                 assert grown is not None
-                error = row_norms(logits[-1].double() - exact(x.double().clone()))
-                slack.append(error + grown.error(row_norms(x.double())))
+                slack.append(_slack(exact, grown, x, computed).to(home))
     if lipschitz is None or not logits:
         raise ValueError("certify needs at least one batch, got none")
     scores, classes, slacks = torch.cat(logits), torch.cat(labels), torch.cat(slack) if rounding else None
@@ -147,3 +155,11 @@ def certify(
         radius = torch.nextafter(radius.to(scores.dtype), scores.new_zeros(()))  # rounding must not enlarge it
     rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if head is None else "pairwise"
     return Certificates(scores, classes, radius, lipschitz, tuple(eps), slacks, rests_on)
+
+
+def _slack(exact: nn.Module, grown: Growth, x: Tensor, computed: Tensor) -> Tensor:
+    """Bound of the rounding error of each example: measured against `exact`, whose own error `grown` bounds."""
+    x, computed = in_double_near(x), in_double_near(computed)
+    error = row_norms(computed - exact(x.clone()))
+    slack: Tensor = error + grown.error(row_norms(x))
+    return slack

@@ -7,6 +7,7 @@ import copy
 from torch import nn
 from torch.nn.utils import parametrize
 
+from orthoconv.devices import in_reach_of_double
 from orthoconv.modules import replace_modules
 from orthoconv.nn.reparametrized import Reparametrized
 
@@ -15,7 +16,7 @@ def in_double(model: nn.Module) -> nn.Module:
     """Return a copy of `model` in eval mode that computes in float64, with the operators of the model's own precision.
 
     It is the function that `lipschitz_bound` speaks of, to some 1e-13. ``model.double()`` is not: it would compute its
-    operators again, in float64.
+    operators again, in float64. The copy is on the model's device, or on the CPU where that device has no float64.
 
     >>> import torch
     >>> from orthoconv.nn import CayleyLinear
@@ -23,7 +24,8 @@ def in_double(model: nn.Module) -> nn.Module:
     >>> torch.dist(in_double(model)(x.double()), model(x)).item() < 1e-6
     True
     """
-    model = copy.deepcopy(model).eval().requires_grad_(False)
+    near = in_reach_of_double(model)
+    model = (copy.deepcopy(model) if near is model else near).eval().requires_grad_(False)
     for module in list(model.modules()):
         _keep_parametrized(module)
     doubles: dict[nn.Module, nn.Module] = {m: m.in_double() for m in model.modules() if isinstance(m, Reparametrized)}

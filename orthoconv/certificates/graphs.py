@@ -1,9 +1,9 @@
 """The growth of a graph that torch.fx has traced: each value has one, from those of the values that it comes from."""
 
-__all__ = ["SHAPE_ONLY", "Child", "follow"]
+__all__ = ["SHAPE_ONLY", "follow"]
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -14,16 +14,15 @@ from torch.nn import functional as F
 
 from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.rules import require_as_defined
+from orthoconv.nn.layer import Child
 from orthoconv.nn.residual import ConvexSum, convex_weights
-
-Child = Callable[[str, nn.Module, Tensor], Growth]  # the growth of a module inside, by name, for an input
 
 SHAPE_ONLY = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
               "transpose", "contiguous"}  # fmt: skip
 _RELU = {F.relu, torch.relu, "relu"}
 
 
-def follow(module: fx.GraphModule, x: Tensor, child: Child) -> Growth:
+def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
     """Run a graph on `x`, and return the growth of its output."""
     if module.graph.python_code("self").src != module.code:
         raise TypeError("a graph is bounded as it runs; call recompile() after changing it")
@@ -37,7 +36,7 @@ def follow(module: fx.GraphModule, x: Tensor, child: Child) -> Growth:
 class _Follower(fx.Interpreter):
     """Runs a graph, and keeps the growth of each value that is a tensor."""
 
-    def __init__(self, module: fx.GraphModule, child: Child) -> None:
+    def __init__(self, module: fx.GraphModule, child: Child[Growth]) -> None:
         super().__init__(module)
         self.child, self.growths = child, dict[fx.Node, Growth]()
         self.result: Growth | None = None

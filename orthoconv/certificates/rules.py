@@ -12,10 +12,8 @@ from torch import Tensor, fx, nn
 from orthoconv import fourier
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import ints, pair
-from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.kernel import kernel_units
-from orthoconv.nn.layer import Layer
-from orthoconv.nn.residual import ConvexResidual
+from orthoconv.nn.layer import Combination, Layer
 
 Shape = Sequence[int]
 Figure = Callable[[Any, Shape], float]  # of a module, and of the shape of one input
@@ -26,7 +24,7 @@ class Rule(NamedTuple):
 
     lipschitz: Figure
     rounding: Figure | None
-    constants: Figure | None = None
+    constants: Callable[[Any, Shape], float | None] | None = None
 
 
 def register_rule(
@@ -64,23 +62,26 @@ def _figure(value: float | Figure) -> Figure:
     return value if callable(value) else lambda module, shape: value
 
 
-_BY_LAYER = Rule(lambda layer, shape: layer.lipschitz(shape), lambda layer, shape: layer.rounding_units(shape))
+_BY_LAYER = Rule(
+    lambda layer, shape: layer.lipschitz(shape),
+    lambda layer, shape: layer.rounding_units(shape),
+    lambda layer, shape: layer.constants(shape),
+)
 _OF_PARTS = Rule(lambda module, shape: math.nan, None)  # the walk looks at the parts
-_CONTAINERS: tuple[type[nn.Module], ...] = (nn.Sequential, ConvexResidual, IsometryAverage, fx.GraphModule)
-_RULES: dict[type[nn.Module], Rule] = dict.fromkeys(_CONTAINERS, _OF_PARTS)
+_RULES: dict[type[nn.Module], Rule] = {nn.Sequential: _OF_PARTS, fx.GraphModule: _OF_PARTS}
 
 
 def rule_of(module: nn.Module, path: str) -> Rule:
     """Return the rule for a module, which must do what its class says; otherwise raise an error that names its path."""
     kind = type(module)
-    known = next((cls for cls in kind.__mro__ if cls in _RULES or _is_layer(cls)), None)
+    known = next((cls for cls in kind.__mro__ if cls in _RULES or _answers(cls)), None)
     if known is None or not is_plain(module, known):
         raise TypeError(
             f"there is no rule for {kind.__module__}.{kind.__name__}, at {path}; "
             f"give it one with orthoconv.register_rule"
         )
     require_as_defined(module, path)
-    return _RULES.get(known, _BY_LAYER)
+    return _RULES.get(known, _OF_PARTS if issubclass(known, Combination) else _BY_LAYER)
 
 
 def is_plain(module: nn.Module, base: type[nn.Module]) -> bool:
@@ -89,9 +90,10 @@ def is_plain(module: nn.Module, base: type[nn.Module]) -> bool:
     return base in mro and all(map(_is_faithful, mro[: mro.index(base)]))
 
 
-def _is_layer(cls: type) -> bool:
-    """Whether a class says by itself what its Lipschitz constant is."""
-    return issubclass(cls, Layer) and "lipschitz" in vars(cls)
+def _answers(cls: type) -> bool:
+    """Whether a class says by itself what its Lipschitz constant is, or how those of its parts combine."""
+    own = vars(cls)
+    return (issubclass(cls, Layer) and "lipschitz" in own) or (issubclass(cls, Combination) and "growth" in own)
 
 
 def require_as_defined(module: nn.Module, path: str) -> None:
@@ -195,7 +197,8 @@ def _slope(module: nn.LeakyReLU, shape: Shape) -> float:
 
 
 register_rule(
-    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ReLU, nn.ReLU6, nn.Hardtanh,
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
+    nn.ReLU, nn.ReLU6, nn.Hardtanh,
     lipschitz=1.0, rounding=0.0,
 )  # fmt: skip
 register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from orthoconv.attacks.empirical import empirical_lipschitz
 from orthoconv.certificates.bounds import growth, lipschitz_bound
 from orthoconv.certificates.double import in_double
+from orthoconv.devices import in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
 from orthoconv.modules import in_eval_mode, leaf_inputs
 from orthoconv.nn.layer import Guarantee
@@ -101,17 +102,18 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
 
     Arguments:
         model: Made of layers that have a rule; see `register_rule`. It is used in eval mode.
-        x: Some inputs (b, ...).
+        x: Some inputs (b, ...), on any device.
         claimed: Lipschitz constant that the model should have, if any.
 
     >>> from orthoconv.nn import CayleyLinear
     >>> verify(nn.Sequential(nn.Flatten(), CayleyLinear(16, 4)), torch.rand(8, 1, 4, 4), claimed=1.0).faults
     []
     """
+    (x,) = move(model, x)
     with in_eval_mode(model), frozen(model):
         layers = [_look(*leaf) for leaf in leaf_inputs(model, x[:1].clone()) if isinstance(leaf.module, _LINEAR)]
         norm = float(row_norms(x).max())
-        difference = row_norms(model(x.clone()).double() - in_double(model)(x.double().clone()))
+        difference = _difference(model, x)
         ratios = empirical_lipschitz(model, x[:_ATTACKED], max(1.0, norm) / 50, bounds=None)
         grown = growth(model, x.shape[1:], x.dtype)
         slack, worst = float(difference.max()), grown.error(norm)
@@ -124,16 +126,23 @@ _LINEAR = (Reparametrized, nn.Linear, nn.Conv2d)
 def _look(name: str, layer: nn.Module, x: Tensor) -> LayerFacts:
     shape = tuple(x.shape[1:])
     probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(x)
-    y, exact = layer(probes).double(), in_double(layer)(probes.double())
-    gain, constant = lipschitz_bound(layer, shape), row_norms(layer(torch.zeros_like(probes[:1])).double())
-    difference = row_norms(y - exact) / (max(1.0, gain) * row_norms(probes.double()) + constant)
+    gain, constant = lipschitz_bound(layer, shape), float(row_norms(layer(torch.zeros_like(probes[:1]))))
+    error = _difference(layer, probes)
+    difference = error / (max(1.0, gain) * row_norms(probes).to(error) + constant)
     promise, values = layer.promise if isinstance(layer, Reparametrized) else None, singular_values(layer, shape)
     smallest = None if values is None else float(values.min())
     return LayerFacts(name or "model", type(layer).__name__, shape, promise, gain, smallest, float(difference.max()))
 
 
+def _difference(model: nn.Module, x: Tensor) -> Tensor:
+    """Norms (b,) in float64 of what `model` computes minus what exact arithmetic with its operators does."""
+    y, near = in_double_near(model(x.clone())), in_double_near(x)
+    return row_norms(y - in_double(model)(near.clone()))
+
+
 def singular_values(layer: nn.Module, shape: Sequence[int]) -> Tensor | None:
     """Singular values of a linear layer, in float64; None where a border makes it another matrix for each pixel."""
+    layer = in_reach_of_double(layer)
     if isinstance(layer, Reparametrized):
         return layer.singular_values_for(shape)
     if isinstance(layer, nn.Linear):

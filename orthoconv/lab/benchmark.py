@@ -24,7 +24,7 @@ from orthoconv.nn.methods import conv_method
 
 Factory = Callable[..., nn.Module]
 
-BATCHES = {"critic": 128, "kwlarge": 256, "resnet9": 128, "wide_resnet10_10": 32}
+BATCHES = {"critic": 128, "kwlarge": 256, "lipconvnet": 256, "liresnet": 256, "resnet9": 128, "wide_resnet10_10": 32}
 PAPER = {  # seconds per epoch, Appendix C
     ("kwlarge", 1): {"cayley": 9.01, "bcop": 20.75, "rko": 16.02},
     ("kwlarge", 2): {"cayley": 17.50, "bcop": 53.72, "rko": 50.15},
@@ -54,7 +54,7 @@ def columns(kind: str) -> list[str]:
         kind: "networks", which can also have plain convolutions with orthogonal linear layers, or "layers".
     """
     methods = [name for name in conv_methods() if name != "plain"]
-    return ["plain", *(["plain conv"] if kind == "networks" else []), *methods, "listing", "aoc"]
+    return ["plain", *(["plain conv"] if kind == "networks" else []), *methods, "listing", "orthogonium"]
 
 
 class Benchmark:
@@ -67,10 +67,18 @@ class Benchmark:
         threads: Threads to use.
         keep_memory: Whether the allocator keeps freed memory.
         out: Folder of the JSON file and the picture.
+        device: Device that computes.
     """
 
     def __init__(
-        self, kind: str, methods: Sequence[str] | None, rounds: int, threads: int | None, keep_memory: bool, out: Path
+        self,
+        kind: str,
+        methods: Sequence[str] | None,
+        rounds: int,
+        threads: int | None,
+        keep_memory: bool,
+        out: Path,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
         known = columns(kind)
         methods = known if methods is None else methods
@@ -80,9 +88,9 @@ class Benchmark:
             raise ValueError(f"methods must be among {', '.join(known)}, got {', '.join(unknown)}")
         if rounds < 1:
             raise ValueError(f"rounds must be positive, got {rounds}")
-        self.kind, self.rounds, self.path = kind, rounds, out / f"{kind}.json"
-        self.listing, self.aoc = _listing(), _aoc()
-        absent = {"listing": self.listing is None, "aoc": self.aoc is None}
+        self.kind, self.rounds, self.path, self.device = kind, rounds, out / f"{kind}.json", device
+        self.listing, self.orthogonium = _listing(), _orthogonium()
+        absent = {"listing": self.listing is None, "orthogonium": self.orthogonium is None}
         self.methods = [m for m in methods if not absent.get(m)]
         self.cases: list[dict[str, Any]] = []
         threads = pin_threads(threads)
@@ -98,7 +106,7 @@ class Benchmark:
         """Return the convolution of a method."""
         if method == "listing":
             return self.listing.ListingConv2d  # type: ignore[union-attr, no-any-return]
-        return _aoc_conv(self.aoc) if method == "aoc" else conv_method(method)  # type: ignore[arg-type]
+        return _padded(self.orthogonium) if method == "orthogonium" else conv_method(method)  # type: ignore[arg-type]
 
     def network(self, method: str, name: str, width: int) -> nn.Module:
         """Build a network with the layers of a method."""
@@ -113,6 +121,8 @@ class Benchmark:
         """Measure one case and print its table."""
         name = ", ".join(f"{k} {v}" for k, v in case.items() if k not in {"panel", "title"})
         turns = 2 * (self.rounds + 1) * len(built)
+        built = {method: model.to(self.device) for method, model in built.items()}
+        x = x.detach().to(self.device).requires_grad_(x.requires_grad)
         with quiet_bar(name, turns) as bar:
             figures = compare(built, x, self.rounds, bar.update)
         self.cases.append({**case, "paper": paper, "figures": {m: vars(f) for m, f in figures.items()}})
@@ -126,7 +136,7 @@ class Benchmark:
     def _write(self) -> None:
         """Write the figures so far: they are kept if the rest is stopped."""
         settings = {"bench": self.kind, "rounds": self.rounds, "keep_memory": self.keeps}
-        text = json.dumps({**settings, "hardware": hardware(), "cases": self.cases}, indent=1)
+        text = json.dumps({**settings, "hardware": hardware(self.device), "cases": self.cases}, indent=1)
         write_atomically(self.path, text.encode())
 
 
@@ -136,10 +146,11 @@ def _table(figures: dict[str, Figures], paper: dict[str, float]) -> str:
     lines = [f"{'':14}{'ms':>9}{'spread':>8}{'x plain':>9}{'x Cayley':>10}{'eval x':>8}{'memory x':>10}  paper"]
     for name, f in figures.items():
         to_cayley = f.train_median / cayley.train_median if cayley else math.nan
+        memory = f.peak / plain.peak if plain.peak else math.nan
         bases = [base for base in ("plain", "cayley") if {name, base} <= set(paper)]
         lines.append(
             f"{name:14}{1e3 * f.train_median:9.1f}{f.spread:8.0%}{f.train_median / plain.train_median:9.2f}"
-            f"{to_cayley:10.2f}{f.evaluate_median / plain.evaluate_median:8.2f}{f.peak / plain.peak:10.2f}"
+            f"{to_cayley:10.2f}{f.evaluate_median / plain.evaluate_median:8.2f}{memory:10.2f}"
             f"  {', '.join(f'{paper[name] / paper[base]:.2f} x {base}' for base in bases)}"
         )
     return "\n".join(lines)
@@ -169,7 +180,7 @@ def _listing() -> ModuleType | None:
     return module
 
 
-def _aoc() -> Factory | None:
+def _orthogonium() -> Factory | None:
     try:
         from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
     except ImportError:
@@ -178,7 +189,7 @@ def _aoc() -> Factory | None:
     return layer
 
 
-def _aoc_conv(layer: Factory) -> Factory:
+def _padded(layer: Factory) -> Factory:
     """Return orthogonium's convolution with the padding that keeps, or halves, the image."""
 
     def conv(i: int, o: int, k: int, stride: int = 1) -> nn.Module:

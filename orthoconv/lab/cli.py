@@ -12,7 +12,7 @@ from jsonargparse import auto_cli
 from orthoconv import __version__
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.data import DataError
-from orthoconv.lab.commands import bench
+from orthoconv.lab.commands import bench, records
 from orthoconv.lab.commands.data import data
 from orthoconv.lab.commands.demo import demo
 from orthoconv.lab.commands.evaluate import evaluate
@@ -21,12 +21,14 @@ from orthoconv.lab.commands.publish import publish
 from orthoconv.lab.commands.rates import rates
 from orthoconv.lab.commands.report import report
 from orthoconv.lab.commands.reproduce import reproduce
+from orthoconv.lab.commands.search import search
 from orthoconv.lab.commands.train import train
 from orthoconv.lab.commands.verify import VerificationError, verify
 from orthoconv.lab.commands.wasserstein import wasserstein
 from orthoconv.lab.configs import list_methods_in_help
 from orthoconv.lab.evaluation import BrokenCertificateError
 from orthoconv.lab.parsing import restrict_parsing
+from orthoconv.lab.preset import expand_preset
 from orthoconv.train import CheckpointError, TrainingError
 
 COMMANDS: dict[str, Any] = {
@@ -41,7 +43,15 @@ COMMANDS: dict[str, Any] = {
         "layers": bench.layers,
     },
     "reproduce": reproduce,
+    "records": {
+        "_help": "Fill the tables in the background: run what has no record, say what is left, pause, resume.",
+        "run": records.run,
+        "left": records.left,
+        "pause": records.pause,
+        "resume": records.resume,
+    },
     "rates": rates,
+    "search": search,
     "wasserstein": wasserstein,
     "report": report,
     "publish": publish,
@@ -55,13 +65,20 @@ EXPECTED = (  # errors that a user can mend
 
 def main(args: list[str] | None = None) -> None:
     """Run the subcommand named by `args`, or by the arguments of the process."""
-    if "bench" not in (sys.argv[1:] if args is None else args)[:1]:  # bench measures with and without
+    args = sys.argv[1:] if args is None else args
+    if "bench" not in args[:1]:  # bench measures with and without
         keep_freed_memory()
     try:
         load_methods()
         list_methods_in_help()
         restrict_parsing()
-        auto_cli(COMMANDS, args=args, prog="orthoconv", version=__version__, allow_abbrev=False)
+        auto_cli(
+            COMMANDS,
+            args=expand_preset(sys.argv[1:] if args is None else args),
+            prog="orthoconv",
+            version=__version__,
+            allow_abbrev=False,
+        )
     except EXPECTED as error:
         sys.exit(f"orthoconv: {error}")
     except KeyboardInterrupt:

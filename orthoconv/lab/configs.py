@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
 
-from orthoconv.models import NETWORKS
+from orthoconv.models import NETWORKS, default_conv
 from orthoconv.nn import conv_methods, linear_methods
 from orthoconv.train import Recipe
 
 _YOUNGER = {
     "learned_scale": True,
     "head": None,
+    "depth": None,
+    "layers": None,
 }  # fields that older records of networks lack, and the value that they then had
 
 
@@ -23,8 +25,8 @@ class ModelSpec:
     """Arguments of `orthoconv.models.build` that do not depend on the data.
 
     Attributes:
-        name: NETWORKS.
-        conv: Method of the convolutions: CONVS.
+        name: NETWORKS; or custom, with layers.
+        conv: Method of the convolutions: CONVS; by default cayley, and lires for liresnet.
         linear: Method of the linear layers: LINEARS; by default the one that goes with the convolutions.
         width: Factor of the numbers of channels.
         kernel_size: Taps of the convolutions.
@@ -34,10 +36,12 @@ class ModelSpec:
         normalize: Whether the first layer subtracts the mean of the training images (center), divides by their
             standard deviation as well (standardize), or does neither (none).
         head: Method of the last linear layer: LINEARS; by default that of the other linear layers.
+        depth: Convolutions of lipconvnet, or of the body of liresnet.
+        layers: The layers of a network of one's own, such as [conv 32 k3 s2, maxmin, flatten, linear 64, maxmin, head].
     """
 
     name: str = "kwlarge"
-    conv: str = "cayley"
+    conv: str | None = None
     linear: str | None = None
     width: float = 1
     kernel_size: int = 3
@@ -46,6 +50,14 @@ class ModelSpec:
     learned_scale: bool = True
     normalize: Literal["none", "center", "standardize"] = "center"
     head: str | None = None
+    depth: int | None = None
+    layers: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None and self.name not in ("kwlarge", "custom"):
+            raise ValueError(f"layers are given, so name must be 'custom' or left out, got {self.name!r}")
+        object.__setattr__(self, "name", self.name if self.layers is None else "custom")
+        object.__setattr__(self, "conv", default_conv(self.name) if self.conv is None else self.conv)
 
 
 _HELP = ModelSpec.__doc__ or ""

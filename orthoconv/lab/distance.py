@@ -56,29 +56,37 @@ class CriticSpec:
     seed: int = 0
 
 
-def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> dict[str, Any]:
+def estimate_distance(
+    spec: CriticSpec,
+    runs: Path,
+    data_dir: Path | None,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> dict[str, Any]:
     """Return the best estimate over the learning rates, and each of them; a generator is compared on held-out samples.
 
     Arguments:
         spec: What to compare, and how.
         runs: Folder that keeps the generator and the estimates so far.
         data_dir: Folder of the data set; by default its usual place.
+        device: Device that computes.
     """
     about = {k: v for k, v in asdict(spec).items() if k != "rates"}
     path = runs / "critics" / f"{digest(about)}.json"
     done: dict[str, Any] = read_json(path) if path.exists() else {}
-    samples = cache(lambda: _samples(spec, runs, data_dir))  # made only if a rate is missing
+    samples = cache(lambda: _samples(spec, runs, data_dir, device))  # made only if a rate is missing
     for rate in (rate for rate in spec.rates if str(rate) not in done):
         (p, q), held_out = samples()
         torch.manual_seed(spec.seed)
         critic = models.build(
             "critic", conv=spec.conv, width=spec.width, kernel_size=spec.kernel_size, classes=1,
             in_channels=p.shape[1], image_size=tuple(p.shape[2:]),
-        )  # fmt: skip
+        ).to(device)  # fmt: skip
         recipe = CriticRecipe(**{**spec.recipe, "lr": rate, "seed": spec.seed})
         with contextlib.suppress(TrainingError), quiet_bar(f"{spec.conv}, {rate}", recipe.steps) as bar:
             done[str(rate)] = None  # the rate is too high, unless it succeeds
-            figures = wasserstein_distance(critic, p, q, recipe, held_out=held_out, on_step=lambda *_: bar.update())
+            figures = wasserstein_distance(
+                critic, p, q, recipe, held_out=held_out, on_step=lambda step, _: bar.update(step - bar.n)
+            )
             done[str(rate)] = figures._asdict()
         write_atomically(path, json.dumps(done).encode())
     estimates = {rate: done[str(rate)] for rate in spec.rates}
@@ -91,7 +99,7 @@ def estimate_distance(spec: CriticSpec, runs: Path, data_dir: Path | None) -> di
 
 
 def _samples(
-    spec: CriticSpec, runs: Path, data_dir: Path | None
+    spec: CriticSpec, runs: Path, data_dir: Path | None, device: torch.device
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
     """Return two samples to train on and, for a generator, two others to report the distance of."""
     training, test = load(spec.data, data_dir, download_bar())
@@ -101,7 +109,8 @@ def _samples(
         return (p + v * (spec.shift / v.norm()), p), None
     recipe = GeneratorSpec(**spec.generator)
     name = "-".join(str(v) for v in asdict(recipe).values())
-    make = trained_generator(recipe, training.images, runs / "generators" / f"{spec.data}-{name}.safetensors")
+    path = runs / "generators" / f"{spec.data}-{name}.safetensors"
+    make = trained_generator(recipe, training.images, path, device)
     held = test.images[: spec.examples]
     q, unseen = (samples_of(make, recipe.latent, n, spec.seed + k) for k, n in ((1, len(p)), (2, len(held))))
     return (p, q), (held, unseen)

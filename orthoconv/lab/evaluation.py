@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from orthoconv.attacks import L2Ball, apgd, empirical_lipschitz, pgd
 from orthoconv.certificates import EPS, certify
 from orthoconv.data import Split, batches
+from orthoconv.devices import device_of, move
 from orthoconv.files import write_atomically
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import quiet_bar
@@ -78,7 +79,7 @@ def evaluate_model(
         "pgd_curve": {f"{e:.6g}": float(alive.double().mean()) for e, alive in sorted(curve.items())},
         "empirical_lipschitz": float(torch.stack(constants).mean()),
         "apgd_iterations": apgd_iterations,
-        "hardware": hardware(),
+        "hardware": hardware(device_of(model)),
     }
     evidence = {"radius": certificates.radius, "labels": certificates.labels, "logits": certificates.logits}
     evidence |= _gallery(model, part, radius)
@@ -94,14 +95,16 @@ def _attack(
     alive = []
     chunks = list(zip(batches(part, _CHUNK), radius.split(_CHUNK), strict=True))
     for (x, y), certified in quiet_bar(name, chunks):
+        x, y = move(model, x, y)
         adversarial = attack(x, y)
         with torch.no_grad():
-            alive.append((model(adversarial).argmax(1) == y) & (model(x).argmax(1) == y))
+            alive.append(((model(adversarial).argmax(1) == y) & (model(x).argmax(1) == y)).cpu())
         lost = ~alive[-1] & (certified > eps)
         if bool(lost.any()):
             path = run.folder / "broken.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"images": x[lost], "adversarial": adversarial[lost].contiguous(), "labels": y[lost]}, path)
+            evidence = {"images": x, "adversarial": adversarial, "labels": y}
+            save_file({name: t.cpu()[lost].contiguous() for name, t in evidence.items()}, path)
             raise BrokenCertificateError(
                 f"{name} broke {int(lost.sum())} examples that were certified for eps = {eps:.4g}; "
                 f"the evidence is {path}"
@@ -114,8 +117,12 @@ def _gallery(model: nn.Module, part: Split, radius: Tensor) -> dict[str, Tensor]
     order = radius.argsort()
     order = order[radius[order] > 0]
     picks = order[torch.linspace(0, max(len(order) - 1, 0), min(_GALLERY, len(order))).long()]
-    x, y = part.images[picks], part.labels[picks]
-    best, norms, source = x.clone(), torch.full((len(x),), float("inf")), torch.Generator().manual_seed(0)
+    x, y = move(model, part.images[picks], part.labels[picks])
+    best, norms, source = (
+        x.clone(),
+        torch.full((len(x),), float("inf"), device=x.device),
+        torch.Generator().manual_seed(0),
+    )
     for eps in _TRIES if len(x) else []:
         adversarial = pgd(model, x, y, L2Ball(eps), iterations=20, generator=source)
         with torch.no_grad():
@@ -125,10 +132,11 @@ def _gallery(model: nn.Module, part: Split, radius: Tensor) -> dict[str, Tensor]
         best[better], norms[better] = adversarial[better], distance[better]
     with torch.no_grad():
         classes = model(best).argmax(1) if len(x) else y
-    return {
+    gallery = {
         "gallery_images": x, "gallery_adversarial": best, "gallery_labels": y, "gallery_classes": classes,
         "gallery_radius": radius[picks], "gallery_distance": norms,
     }  # fmt: skip
+    return {name: t.cpu() for name, t in gallery.items()}
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:

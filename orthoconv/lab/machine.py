@@ -1,7 +1,8 @@
 """What a figure was measured on: machine, versions, commit."""
 
-__all__ = ["hardware"]
+__all__ = ["hardware", "use_device"]
 
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -10,10 +11,19 @@ from typing import Any
 import torch
 
 from orthoconv import __version__
+from orthoconv.devices import choose_device
 
 
-def hardware() -> dict[str, Any]:
-    """Describe the machine, the versions and the commit of this process."""
+def use_device(name: str) -> torch.device:
+    """Return the device of a command's --device, and print it, once for all processes of a run."""
+    device = choose_device(name)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"device: {device}", flush=True)
+    return device
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Describe the machine, the device that computed, the versions and the commit of this process."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -22,7 +32,8 @@ def hardware() -> dict[str, Any]:
     return {
         "cpu": cpu,
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "orthoconv": __version__,

@@ -1,6 +1,15 @@
 """Pictures, each a function of the numbers it shows."""
 
-__all__ = ["bench_layers", "bench_networks", "certified_curves", "experiment", "plot_demo", "ratios", "training_curves"]
+__all__ = [
+    "bench_layers",
+    "bench_networks",
+    "certified_curves",
+    "experiment",
+    "plot_demo",
+    "ratios",
+    "trade_off",
+    "training_curves",
+]
 
 import io
 import statistics
@@ -12,7 +21,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from orthoconv.lab.paper.experiment import Experiment
+    from orthoconv.lab.paper.experiment import Experiment, Row
     from orthoconv.lab.paper.tables import Cell, Table
 
 COLOURS = {"cayley": "#1f5fbf", "plain": "#c8553d"}
@@ -167,6 +176,25 @@ def ratios(layers: dict[str, dict[str, list[float]]]) -> str:
         axis.locator_params(axis="x", nbins=3)
         axis.set_yticks([])
     axis.legend(fontsize=7)
+    return _svg(figure)
+
+
+def trade_off(table: "Table", x: "Row", y: "Row") -> str:
+    """Return an SVG with a dot for each column that has both figures; the first words of columns have a colour each."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis, kinds = figure.subplots(), sorted({column.partition(" ")[0] for column in table.columns})
+    for column in table.columns:
+        kind, _, label = column.partition(" ")
+        points = [table.cells[row.key, column].ours for row in (x, y)]
+        if all(points):
+            at = (statistics.fmean(points[0]), statistics.fmean(points[1]))
+            known = axis.get_legend_handles_labels()[1]
+            axis.plot(*at, "o", ms=6, color=f"C{kinds.index(kind)}", label=None if kind in known else kind)
+            axis.annotate(label or kind, at, xytext=(5, 3), textcoords="offset points", fontsize=8)
+    axis.set_xscale("log")
+    axis.set(xlabel=x.label, ylabel=y.label)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8)
     return _svg(figure)
 
 

@@ -24,14 +24,24 @@ from orthoconv.lab.runs import Run
 from orthoconv.modules import leaf_inputs
 
 
-def write_report(run: Path, compare: list[Path]) -> Path:
-    """Write report.html into the folder of a run, with other runs beside it, and return its path."""
+def write_report(
+    run: Path,
+    compare: list[Path],
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Path:
+    """Write report.html into the folder of a run, with other runs beside it, and return its path.
+
+    Arguments:
+        run: Folder of the run.
+        compare: Folders of the others.
+        device: Device that computes singular values.
+    """
     folders = [Run(run), *(Run(path) for path in compare)]
     for folder in folders:
         if not folder.evaluation_path.is_file():
             raise FileNotFoundError(f"{folder.folder} has no evaluation; run: orthoconv evaluate {folder.folder}")
     try:
-        page = _page(folders)
+        page = _page(folders, device)
     except (LookupError, TypeError, AttributeError, RuntimeError, UndefinedError) as error:
         raise ValueError(f"{run} lacks what a report shows; evaluate it again: {error!r}") from error
     path = run / "report.html"
@@ -39,7 +49,7 @@ def write_report(run: Path, compare: list[Path]) -> Path:
     return path
 
 
-def _page(folders: list[Run]) -> str:
+def _page(folders: list[Run], device: torch.device) -> str:
     main, labels = folders[0], _labels(folders)
     rows = {label: read_json(folder.evaluation_path) for label, folder in zip(labels, folders, strict=True)}
     evidence = {label: _evidence(folder.evidence_path) for label, folder in zip(labels, folders, strict=True)}
@@ -54,7 +64,7 @@ def _page(folders: list[Run]) -> str:
             {name: e["radius"] for name, e in evidence.items()},
             {name: {"0": r["attacked_clean"], **r["pgd_curve"]} for name, r in rows.items()},
         ),
-        layers=_layers(main),
+        layers=_layers(main, device),
         gallery=_gallery(evidence[labels[0]]),
         epochs=main.metrics(),
     )
@@ -81,10 +91,10 @@ def _labels(runs: list[Run]) -> list[str]:
     return labels
 
 
-def _layers(run: Run) -> list[dict[str, Any]]:
+def _layers(run: Run, device: torch.device) -> list[dict[str, Any]]:
     """Return the range of the singular values of each layer, before and after training."""
-    image = torch.zeros(1, *run.input_shape)
-    before, after = (_ranges(run.load_model(path), image) for path in (run.initial_path, run.weights_path))
+    image, paths = torch.zeros(1, *run.input_shape, device=device), (run.initial_path, run.weights_path)
+    before, after = (_ranges(run.load_model(path).to(device), image) for path in paths)
     return [{"name": a["name"], "before": b["range"], "after": a["range"]} for b, a in zip(before, after, strict=True)]
 
 

@@ -66,17 +66,28 @@ def compare(models: Mapping[str, nn.Module], x: Tensor, rounds: int, tick: Calla
         tick: Called after each turn of a model.
     """
     steps = {name: partial(_train_step, model.train(), x) for name, model in models.items()}
-    peaks = {name: peak_bytes(step) for name, step in steps.items()}
+    peaks = {name: peak_bytes(step, x.device) for name, step in steps.items()}
     train = _take_turns(steps, rounds, tick)
     for model in models.values():
         model.eval()
     with parametrize.cached(), torch.inference_mode():
-        evaluate = _take_turns({name: partial(model, x) for name, model in models.items()}, rounds, tick)
+        evaluate = _take_turns({name: partial(_eval_step, model, x) for name, model in models.items()}, rounds, tick)
     return {name: Figures(train[name], evaluate[name], peaks[name]) for name in models}
 
 
-def peak_bytes(step: Step) -> int:
-    """Return the most bytes that torch had allocated at one time during a step, beyond those before it."""
+def peak_bytes(step: Step, device: torch.device = torch.device("cpu")) -> int:  # noqa: B008
+    """Return the most bytes that torch had allocated at one time during a step, beyond those before it.
+
+    An accelerator counts them itself; 0 if it does not.
+    """
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        counts = hasattr(module, "max_memory_allocated")
+        if counts:
+            module.reset_peak_memory_stats(device)
+        before = module.memory_allocated(device) if counts else 0
+        step()
+        return int(module.max_memory_allocated(device)) - before if counts else 0
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     total = peak = 0
@@ -122,3 +133,15 @@ def _train_step(model: nn.Module, x: Tensor) -> None:
     y.backward(torch.ones_like(y))
     model.zero_grad(set_to_none=True)
     x.grad = None
+    _wait(x.device)
+
+
+def _eval_step(model: nn.Module, x: Tensor) -> None:
+    model(x)
+    _wait(x.device)
+
+
+def _wait(device: torch.device) -> None:
+    """Wait until an accelerator has done what it was given."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()

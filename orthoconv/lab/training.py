@@ -1,9 +1,10 @@
 """Training a run: its folder, its progress bar, and a certificate after each epoch."""
 
-__all__ = ["train_run"]
+__all__ = ["held_out_images", "train_run"]
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from orthoconv import models
+from orthoconv import budget, models
 from orthoconv.certificates import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
@@ -22,10 +23,18 @@ from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
 from orthoconv.models.trained import build_arguments
 from orthoconv.train import CheckpointError, Recipe, fit, save_weights
-from orthoconv.train.distributed import World, finish, start, total
+from orthoconv.train.distributed import World, finish, start, together, total
 
 
-def train_run(run: Run, training: Training, data_dir: Path | None = None, *, resume: bool = False) -> None:
+def train_run(
+    run: Run,
+    training: Training,
+    data_dir: Path | None = None,
+    *,
+    resume: bool = False,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    held_out: bool = False,
+) -> None:
     """Train a network, certify it after each epoch, and write everything to the folder of the run.
 
     Arguments:
@@ -33,28 +42,40 @@ def train_run(run: Run, training: Training, data_dir: Path | None = None, *, res
         training: What to train, on what and how.
         data_dir: Folder of the data set; by default its usual place.
         resume: Continue from the last checkpoint of the folder, if there is one.
+        held_out: Certify on the training images that `training.examples` leaves out. The test images are not used.
+        device: Device that computes.
     """
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
         raise FileExistsError(f"{run.folder} has a run already; continue it with --resume true, or pass another --out")
     if resume and run.config_path.exists():
         _require_same(run, training)
-    world = start()
+    world = start(device)
     split, test = load(training.data, data_dir, download_bar())
+    if held_out:
+        test = held_out_images(split, training.examples)
     split = split.first(training.examples)
     config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
     config["network"] = build_arguments(config["model"], split)
     torch.manual_seed(training.recipe.seed)
-    network = models.build(**config["network"])
+    network = models.build(**config["network"]).to(device)
     if world.rank == 0:
-        text = json.dumps({**config, "hardware": hardware(), "processes": world.size}, indent=2)
+        text = json.dumps({**config, "hardware": hardware(device), "processes": world.size}, indent=2)
         write_atomically(run.config_path, text.encode())
         if not (resume and run.initial_path.exists()):
             save_weights(run.initial_path, network, config)
-    _fit(network, split, test, training.recipe, run, resume, world)
-    finish(world)
+    with together(world, run.checkpoint_path):
+        _fit(network, split, test, training.recipe, run, resume, world, "held out" if held_out else "test")
+        finish(world)
     if world.rank == 0:
         save_weights(run.weights_path, network, {**config, "metrics": run.metrics()[-1:]})
         print(f"weights: {run.weights_path}")
+
+
+def held_out_images(split: Split, examples: int) -> Split:
+    """Return the training images after the first `examples`."""
+    if not 0 < examples < len(split.labels):
+        raise ValueError(f"examples must be from 1 to {len(split.labels) - 1} to leave some out, got {examples}")
+    return Split(split.images[examples:], split.labels[examples:])
 
 
 def _require_same(run: Run, training: Training) -> None:
@@ -65,7 +86,9 @@ def _require_same(run: Run, training: Training) -> None:
             raise CheckpointError(f"{run.folder} is a run with {part} {before[part]}, not {now[part]}")
 
 
-def _fit(network: nn.Module, split: Split, test: Split, recipe: Recipe, run: Run, resume: bool, world: World) -> None:
+def _fit(
+    network: nn.Module, split: Split, test: Split, recipe: Recipe, run: Run, resume: bool, world: World, label: str
+) -> None:
     steps = recipe.epochs * (len(split.labels) // recipe.batch_size)
     interval = 0.1 if world.rank == 0 and sys.stderr.isatty() else 10
     with tqdm(total=steps, unit="step", disable=world.rank != 0, mininterval=interval) as bar:
@@ -74,11 +97,15 @@ def _fit(network: nn.Module, split: Split, test: Split, recipe: Recipe, run: Run
             bar.update(figures["step"] - bar.n)
             bar.set_postfix(_postfix(figures, bar.format_dict["rate"], recipe.batch_size), refresh=False)
 
+        started, known = time.process_time(), run.metrics()
         for figures in fit(network, split, recipe, run.checkpoint_path, resume=resume, world=world, on_step=on_step):
-            record = {**figures, **_test_figures(network, test, world)}
+            if any(figures.items() <= before.items() for before in known):  # the run died after it had written them
+                continue
+            record = {**figures, **_test_figures(network, test, world), "cpu_seconds": time.process_time() - started}
+            started = time.process_time()
             if world.rank == 0:
                 run.add_metrics(record)
-                tqdm.write(_line(record), file=sys.stdout)
+                tqdm.write(_line(record, label), file=sys.stdout)
                 sys.stdout.flush()
 
 
@@ -94,14 +121,15 @@ def _test_figures(network: nn.Module, test: Split, world: World) -> dict[str, An
     certificates = certify(network, batches(share, 500), rounding=False)
     certified = [(certificates.radius > eps).sum() for eps in certificates.eps]
     counts = [certificates.correct.sum(), *certified, torch.tensor(len(share.labels))]
-    *right, n = total(torch.stack([c.double().cpu() for c in counts]), world).tolist()
+    dtype = torch.float64 if budget.has_double(world.device) else torch.float32
+    *right, n = total(torch.stack([c.to("cpu", dtype) for c in counts]), world).cpu().tolist()
     shares = {f"{eps * 255:.0f}/255": k / n for eps, k in zip(certificates.eps, right[1:], strict=True)}
     return {"test_accuracy": right[0] / n, "certified": shares, "lipschitz_bound": certificates.lipschitz}
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any], label: str) -> str:
     certified = "  ".join(f"{v:.1%} at {k}" for k, v in record["certified"].items())
     return (
         f"epoch {record['epoch']:3d}  loss {record['loss']:.4f}  train {record['accuracy']:.1%}  "
-        f"test {record['test_accuracy']:.1%}  certified {certified}  ({record['seconds']:.0f} s)"
+        f"{label} {record['test_accuracy']:.1%}  certified {certified}  ({record['seconds']:.0f} s)"
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.data.batching import generator
+from orthoconv.devices import move
 from orthoconv.lab.progress import quiet_bar
 from orthoconv.train import load_weights, save_weights
 
@@ -55,10 +56,15 @@ class GeneratorSpec:
         return make, critic
 
 
-def trained_generator(spec: GeneratorSpec, images: Tensor, path: Path) -> nn.Sequential:
+def trained_generator(
+    spec: GeneratorSpec,
+    images: Tensor,
+    path: Path,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> nn.Sequential:
     """Return a generator trained on `images`: the one in the file `path`, or a new one that is written to it."""
     torch.manual_seed(spec.seed)
-    make, critic = spec.networks(images.shape[1:])
+    make, critic = (network.to(device) for network in spec.networks(images.shape[1:]))
     if path.exists():
         load_weights(path, make)
         return make.eval()
@@ -66,15 +72,15 @@ def trained_generator(spec: GeneratorSpec, images: Tensor, path: Path) -> nn.Seq
     for step in quiet_bar("generator", range(spec.steps)):
         for k in range(spec.critic_steps):
             source = generator(spec.seed, step, k)
-            real = images[torch.randint(len(images), (spec.batch_size,), generator=source)]
-            fake = make(torch.randn(spec.batch_size, spec.latent, generator=source)).detach()
+            real = images[torch.randint(len(images), (spec.batch_size,), generator=source)].to(device)
+            fake = make(torch.randn(spec.batch_size, spec.latent, generator=source).to(device)).detach()
             loss = critic(fake).mean() - critic(real).mean() + spec.penalty * _penalty(critic, real, fake, source)
             optimizers[1].zero_grad()
             loss.backward()
             optimizers[1].step()
         noise = torch.randn(spec.batch_size, spec.latent, generator=generator(spec.seed, step, spec.critic_steps))
         optimizers[0].zero_grad()
-        (-critic(make(noise)).mean()).backward()
+        (-critic(make(noise.to(device))).mean()).backward()
         optimizers[0].step()
     save_weights(path, make, asdict(spec))
     return make.eval()
@@ -84,12 +90,12 @@ def trained_generator(spec: GeneratorSpec, images: Tensor, path: Path) -> nn.Seq
 def samples_of(make: nn.Sequential, latent: int, n: int, seed: int) -> Tensor:
     """Return n images of a generator."""
     noise = torch.randn(n, latent, generator=torch.Generator().manual_seed(seed))
-    return torch.cat([make(part) for part in noise.split(500)])
+    return torch.cat([make(*move(make, part)).cpu() for part in noise.split(500)])
 
 
 def _penalty(critic: nn.Module, real: Tensor, fake: Tensor, source: torch.Generator) -> Tensor:
     """Return how far the norm of the gradient is from 1, between real and generated images."""
-    t = torch.rand(len(real), 1, 1, 1, generator=source)
+    t = torch.rand(len(real), 1, 1, 1, generator=source).to(real.device)
     between = (t * real + (1 - t) * fake).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     deviation: Tensor = (slope.flatten(1).norm(dim=1) - 1).square().mean()

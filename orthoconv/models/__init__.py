@@ -1,6 +1,6 @@
 """Networks: those of the paper, with layers of any method, and trained ones."""
 
-from orthoconv.models.networks import NETWORKS, build
+from orthoconv.models.networks import NETWORKS, build, default_conv
 from orthoconv.models.trained import PRETRAINED, card, load, pretrained
 
-__all__ = ["NETWORKS", "PRETRAINED", "build", "card", "load", "pretrained"]
+__all__ = ["NETWORKS", "PRETRAINED", "build", "card", "default_conv", "load", "pretrained"]

@@ -19,20 +19,24 @@ class LayerFactory:
     """
 
     def __init__(self, conv: str, linear: str | None, factor: float, head: str | None = None) -> None:
-        self._conv, self._linear, self.factor = conv_method(conv), linear_method(linear, conv), factor
+        self._name, self._conv, self._linear = conv, conv_method(conv), linear_method(linear, conv)
         self._head = self._linear if head is None else linear_method(head, conv, "head")
+        self.factor = factor
 
-    def conv(self, i: int, o: int, k: int, stride: int = 1) -> list[nn.Module]:
-        """Make a convolution from i to o channels."""
-        return [self._conv(i, o, k, stride=stride), *self.scale()]
+    def conv(self, i: int, o: int, k: int, stride: int = 1, method: str | None = None) -> list[nn.Module]:
+        """Make a convolution from i to o channels, of the network's method or another."""
+        make = self._conv if method is None else conv_method(method)
+        return [make(i, o, k, stride=stride), *self.scale()]
 
-    def linear(self, i: int, o: int) -> list[nn.Module]:
-        """Make a linear layer from i to o features."""
-        return [self._linear(i, o), *self.scale()]
+    def linear(self, i: int, o: int, method: str | None = None) -> list[nn.Module]:
+        """Make a linear layer from i to o features, of the network's method or another."""
+        make = self._linear if method is None else linear_method(method, self._name)
+        return [make(i, o), *self.scale()]
 
-    def head(self, i: int, classes: int) -> list[nn.Module]:
-        """Make the last linear layer, from i features to logits."""
-        return [self._head(i, classes), *self.scale()]
+    def head(self, i: int, classes: int, method: str | None = None) -> list[nn.Module]:
+        """Make the last linear layer, from i features to logits, of the network's method or another."""
+        make = self._head if method is None else linear_method(method, self._name)
+        return [make(i, classes), *self.scale()]
 
     def scale(self, layers: int = 1) -> list[nn.Module]:
         """Make what gives a branch the factor of so many layers: nothing, if that is 1."""

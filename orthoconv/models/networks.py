@@ -1,39 +1,67 @@
 """A network by its name."""
 
-__all__ = ["NETWORKS", "build"]
+__all__ = ["NETWORKS", "build", "default_conv"]
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
-from orthoconv.models import critic, kwlarge, resnet9, wide_resnet
+from orthoconv.models.critic import critic
 from orthoconv.models.factory import LayerFactory
-from orthoconv.nn import Normalize
+from orthoconv.models.kwlarge import kwlarge
+from orthoconv.models.lipconvnet import lipconvnet
+from orthoconv.models.liresnet import liresnet
+from orthoconv.models.resnet9 import resnet9
+from orthoconv.models.wide_resnet import wide_resnet10_10
+from orthoconv.models.words import count_layers, from_words
+from orthoconv.nn import Normalize, conv_methods
 from orthoconv.nn.arguments import pair, positive_int
 from orthoconv.nn.weight_norm import WeightNormed
 
+_CUSTOM = "custom"
+
 
 class Network(NamedTuple):
-    """A network: what makes its layers, how many there are in a row, and what its image sides must divide by."""
+    """A network by its name.
 
-    make: Callable[..., list[nn.Module]]
+    Attributes:
+        depth: Layers in a row on the way from image to logits, with the default options.
+        divisor: What the sides of an image must divide by.
+        words: Says its layers, given `width`, `kernel_size` and its own options.
+        make: Makes its layers, if words cannot say them.
+        options: Names of its own options.
+        conv: Method of the convolutions if none is given; Cayley, if that one is not registered.
+    """
+
     depth: int
     divisor: int
+    words: Callable[..., list[str]] | None = None
+    make: Callable[..., list[nn.Module]] | None = None
+    options: tuple[str, ...] = ()
+    conv: str = "cayley"
 
 
 NETWORKS = {
-    "kwlarge": Network(kwlarge.kwlarge, kwlarge.DEPTH, kwlarge.DIVISOR),
-    "resnet9": Network(resnet9.resnet9, resnet9.DEPTH, resnet9.DIVISOR),
-    "wide_resnet10_10": Network(wide_resnet.wide_resnet10_10, wide_resnet.DEPTH, wide_resnet.DIVISOR),
-    "critic": Network(critic.critic, critic.DEPTH, critic.DIVISOR),
+    "kwlarge": Network(7, 4, words=kwlarge, options=("strided_kernel_size",)),
+    "resnet9": Network(10, 16, make=resnet9),
+    "wide_resnet10_10": Network(9, 16, make=wide_resnet10_10),
+    "critic": Network(5, 16, words=critic),
+    "lipconvnet": Network(6, 32, words=lipconvnet, options=("depth",)),
+    "liresnet": Network(9, 8, words=liresnet, options=("depth",), conv="lires"),
 }
 
 
+def default_conv(name: str) -> str:
+    """Name of the method of a network's convolutions if none is given."""
+    conv = NETWORKS[name].conv if name in NETWORKS else "cayley"
+    return conv if conv in conv_methods() else "cayley"
+
+
 def build(
-    name: str,
-    conv: str = "cayley",
+    name: str | Sequence[str],
+    conv: str | None = None,
     linear: str | None = None,
     width: float = 1,
     kernel_size: int = 3,
@@ -47,12 +75,17 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     head: str | None = None,
+    depth: int | None = None,
+    layers: Sequence[str] | None = None,
 ) -> nn.Sequential:
-    """A network of the paper for images in [0, 1].
+    """A network by its name, or by a list of words, for images in [0, 1].
 
     Arguments:
-        name: "kwlarge", "resnet9" or "wide_resnet10_10"; or "critic", that of the Wasserstein experiment.
-        conv: Method of the convolutions, one of `orthoconv.nn.conv_methods()`.
+        name: "kwlarge", "resnet9" or "wide_resnet10_10" of the paper; "critic", that of the Wasserstein experiment;
+            "lipconvnet" or "liresnet". Or a list that says each layer, such as
+            ["conv 32 k3 s2", "maxmin", "flatten", "linear 64", "maxmin", "head"]; see docs/models.md.
+        conv: Method of the convolutions, one of `orthoconv.nn.conv_methods()`; by default "cayley", and "lires" for
+            liresnet.
         linear: Method of the linear layers, one of `orthoconv.nn.linear_methods()`; by default the one that goes with
             the convolutions.
         width: Factor of the numbers of channels.
@@ -68,38 +101,75 @@ def build(
         std: Standard deviation of each channel, divided by, if given; the bound becomes lipschitz / min(std).
         head: Method of the last linear layer, such as "normalized"; by default that of the other linear layers. With
             "normalized", L is the bound of each logit, and not of all together; `certify` knows.
+        depth: Convolutions of lipconvnet, a multiple of 5 (5 by default), or in the body of liresnet (4 by default).
+        layers: The list of words, if `name` is "custom".
 
     >>> build("kwlarge", in_channels=1, image_size=28)[0]
     CayleyConv2d(1, 32, kernel_size=(3, 3))
+    >>> build(["conv 4 s2", "maxmin", "flatten", "head"], image_size=8)[0]
+    CayleyConv2d(3, 4, kernel_size=(3, 3), stride=(2, 2))
     """
-    if not isinstance(name, str) or name not in NETWORKS:
-        raise ValueError(f"name must be one of {', '.join(map(repr, NETWORKS))}, got {name!r}")
-    network, size = NETWORKS[name], pair("image_size", image_size)
-    for key, value in (("in_channels", in_channels), ("classes", classes), ("kernel_size", kernel_size)):
+    name, words = _words(name, layers, {"strided_kernel_size": strided_kernel_size, "depth": depth}, width, kernel_size)
+    size = pair("image_size", image_size)
+    for key, value in (("in_channels", in_channels), ("classes", classes)):
         positive_int(key, value)
-    if any(n % network.divisor for n in size):
-        raise ValueError(f"{name} takes images whose sides are multiples of {network.divisor}, got image_size={size}")
+    divisor = NETWORKS[name].divisor if name in NETWORKS else 1
+    if any(n % divisor for n in size):
+        raise ValueError(f"{name} takes images whose sides are multiples of {divisor}, got image_size={size}")
     if not isinstance(lipschitz, int | float) or not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     if not isinstance(learned_scale, bool):
         raise ValueError(f"learned_scale must be True or False, got {learned_scale!r}")
     if std is not None and mean is None:
         raise ValueError(f"std={std!r} needs a mean beside it, got mean=None")
-    make = LayerFactory(conv, linear, 1.0 if lipschitz == 1 else lipschitz ** (1 / network.depth), head)
-    options: list[Any] = [make, size, in_channels, classes, width, kernel_size]
-    if name == "kwlarge":
-        options.append(kernel_size if strided_kernel_size is None else strided_kernel_size)
-    elif strided_kernel_size is not None:
-        raise ValueError(f"strided_kernel_size is for kwlarge, got {strided_kernel_size!r} with {name}")
+    in_a_row = NETWORKS[name].depth if words is None else count_layers(words)
+    factor = 1.0 if lipschitz == 1 else lipschitz ** (1 / in_a_row)
+    make = LayerFactory(default_conv(name) if conv is None else conv, linear, factor, head)
     first = [] if mean is None else [_normalize(mean, std, in_channels)]
     try:
-        model = nn.Sequential(*first, *network.make(*options))
+        if words is None:
+            made = NETWORKS[name].make(make, size, in_channels, classes, width, kernel_size)  # type: ignore[misc]
+        else:
+            own = width if name == _CUSTOM else 1  # the words of the others have their width in them
+            made = from_words(words, make, (in_channels, *size), classes, width=own, kernel_size=kernel_size)
+        model = nn.Sequential(*first, *made)
     except (RuntimeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{name} with width={width} and kernel_size={kernel_size} cannot be made: {error}") from error
     for layer in model.modules():
         if isinstance(layer, WeightNormed):
             layer.g.requires_grad_(learned_scale)
     return model
+
+
+def _words(
+    name: str | Sequence[str],
+    layers: Sequence[str] | None,
+    options: dict[str, int | None],
+    width: float,
+    kernel_size: int,
+) -> tuple[str, list[str] | None]:
+    """Return the name of the network, and its words, if it has any."""
+    positive_int("kernel_size", kernel_size)
+    if not isinstance(name, str) and isinstance(name, Sequence) and layers is None:
+        name, layers = _CUSTOM, name
+    given = {key: positive_int(key, value) for key, value in options.items() if value is not None}
+    if name == _CUSTOM:
+        if given:
+            raise ValueError(f"a network given by its layers has no {min(given)}, got {given[min(given)]!r}")
+        if isinstance(layers, str) or not isinstance(layers, Sequence):
+            raise ValueError(f"layers must be a list, such as ['conv 8', 'maxmin', 'flatten', 'head'], got {layers!r}")
+        return _CUSTOM, list(layers)
+    if not isinstance(name, str) or name not in NETWORKS:
+        known = ", ".join(map(repr, NETWORKS))
+        raise ValueError(f"name must be one of {known}, or {_CUSTOM!r} with layers, got {name!r}")
+    if layers is not None:
+        raise ValueError(f"layers are for the name {_CUSTOM!r}, got {name!r}")
+    network = NETWORKS[name]
+    for key, value in given.items():
+        if key not in network.options:
+            takers = " and ".join(n for n, other in NETWORKS.items() if key in other.options)
+            raise ValueError(f"{key} is for {takers}, got {value!r} with {name}")
+    return name, None if network.words is None else network.words(width, kernel_size, **given)
 
 
 def _normalize(mean: Sequence[float], std: Sequence[float] | None, channels: int) -> Normalize:

@@ -1,14 +1,11 @@
 """ResNet9 (after He et al., 2016) in the paper's 1-Lipschitz form (Section 5.1)."""
 
-__all__ = ["DEPTH", "resnet9"]
+__all__ = ["resnet9"]
 
 from torch import nn
 
 from orthoconv.models.factory import LayerFactory, width_of
 from orthoconv.nn import ConvexResidual, MaxMin, ScaledAvgPool2d
-
-DEPTH = 10
-DIVISOR = 16
 
 
 def resnet9(

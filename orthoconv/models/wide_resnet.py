@@ -1,14 +1,11 @@
 """WideResNet10-10 (Zagoruyko and Komodakis, 2016) in the paper's 1-Lipschitz form (Section 5.1)."""
 
-__all__ = ["DEPTH", "wide_resnet10_10"]
+__all__ = ["wide_resnet10_10"]
 
 from torch import nn
 
 from orthoconv.models.factory import LayerFactory, width_of
 from orthoconv.nn import ConvexResidual, MaxMin, ScaledAvgPool2d
-
-DEPTH = 9
-DIVISOR = 16
 
 
 def wide_resnet10_10(

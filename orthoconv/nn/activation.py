@@ -1,6 +1,6 @@
 """Activations that permute their inputs, and so keep norms and gradient norms (Anil, Lucas and Grosse, 2019)."""
 
-__all__ = ["GroupSort", "MaxMin"]
+__all__ = ["FullSort", "GroupSort", "MaxMin"]
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.nn.arguments import positive_int
+from orthoconv.nn.arguments import channel_axis, positive_int
 from orthoconv.nn.layer import Permutation
 from orthoconv.nn.plain import PlainMaxMin
 
@@ -35,12 +35,33 @@ class GroupSort(Permutation):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        dim = _axis(x, self.dim, "GroupSort")
+        dim = channel_axis("GroupSort", x, self.dim)
         groups = _split(x, dim, self.group_size, "GroupSort")  # (b, group_size, n, ...)
         return groups.sort(dim=dim, descending=True).values.flatten(dim, dim + 1)
 
     def extra_repr(self) -> str:
         return f"{self.group_size}"
+
+
+class FullSort(Permutation):
+    """Sort all channels, in descending order: `GroupSort` of as many as there are.
+
+    Arguments:
+        dim: Axis of the channels, as in `GroupSort`.
+
+    Shape:
+        (b, c, ...), to the same.
+
+    >>> FullSort()(torch.tensor([[1.0, 5.0, 2.0, 3.0]]))
+    tensor([[5., 3., 2., 1.]])
+    """
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sort(dim=channel_axis("FullSort", x, self.dim), descending=True).values
 
 
 class MaxMin(Permutation):
@@ -61,7 +82,7 @@ class MaxMin(Permutation):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        dim = _axis(x, self.dim, "MaxMin")
+        dim = channel_axis("MaxMin", x, self.dim)
         _split(x, dim, 2, "MaxMin")
         forward, backward = partial(_forward, dim), partial(_backward, dim)
         return with_gradient((x,), partial(_ordinary, dim), forward, backward, keep_inputs=False)
@@ -99,12 +120,6 @@ def _swap(x: Tensor, first: Tensor, dim: int) -> Tensor:
     """Exchange the two halves of `x` where `first` is false."""
     a, b = x.chunk(2, dim)
     return torch.cat((torch.where(first, a, b), torch.where(first, b, a)), dim)
-
-
-def _axis(x: Tensor, dim: int | None, name: str) -> int:
-    if x.ndim == 0 or (x.ndim == 3 and dim is None):
-        raise ValueError(f"{name} needs dim= to know the channels of an input of shape {tuple(x.shape)}")
-    return min(1, x.ndim - 1) if dim is None else dim % x.ndim
 
 
 def _split(x: Tensor, dim: int, size: int, name: str) -> Tensor:

@@ -4,23 +4,25 @@ Prach and Lampert, Almost-Orthogonal Layers for Efficient General-Purpose Lipsch
 several steps is that of orthogonium (Boissin et al., An Adaptive Orthogonal Convolution Scheme, 2025).
 """
 
-__all__ = ["AOLConv2d", "AOLLinear"]
+__all__ = ["AOLConv2d", "AOLConvTranspose2d", "AOLLinear"]
 
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from orthoconv import budget
 from orthoconv.nn.arguments import Pair
-from orthoconv.nn.kernel import WeightConv2d, identity_
+from orthoconv.nn.convolution import TransposedConv2d
+from orthoconv.nn.gram import gram_kernel
+from orthoconv.nn.kernel import WeightConv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
 
 
 class AOLConv2d(WeightConv2d):
-    r"""Convolution whose input channels are scaled so that its norm is at most 1, for any weight.
+    r"""Convolution whose channels are scaled so that its norm is at most 1, for any weight.
 
     .. math:: W D, \qquad D_i = \Big(\sum_j |(W^* W)^q|_{ij}\Big)^{-1 / 2q}, \qquad q = 2^{\text{steps}}
 
@@ -29,7 +31,9 @@ class AOLConv2d(WeightConv2d):
     the bound holds for every image size, dilation and padding. More steps bring the norm nearer to 1. Each step doubles
     the length of the correlation on both axes, and costs about 16 times as much as the one before.
 
-    Input channels whose weights are all zero are ignored, and receive no gradient.
+    With fewer output channels than input channels, the outputs are scaled instead: D W, with W W* in place of W* W.
+    That matrix is smaller, and its bound is nearer to the norm. Channels whose weights are all zero are ignored, and
+    receive no gradient.
 
     Arguments are those of `BaseConv2d`, and
 
@@ -46,14 +50,8 @@ class AOLConv2d(WeightConv2d):
     guarantee: ClassVar[Guarantee | None] = "nonexpansive"
 
     def set_up(self, *, steps: int = 0, identity: bool = False) -> None:
-        self.steps, self.identity = _check_steps(steps), bool(identity)
-        super().set_up()
-
-    def reset_parameters(self) -> None:
-        """Initialise as PyTorch does for a convolution, or as the identity."""
-        super().reset_parameters()
-        if self.identity:
-            identity_(self.weight, self.groups)
+        self.steps = _check_steps(steps)
+        super().set_up(identity=identity)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return torch.cat([_rescaled(part, self.steps) for part in sources[0].chunk(self.groups)])
@@ -62,10 +60,23 @@ class AOLConv2d(WeightConv2d):
         return f"{super().extra_repr()}, steps={self.steps}"
 
 
-class AOLLinear(BaseLinear):
-    """Linear layer whose inputs are scaled so that its norm is at most 1, for any weight: see `AOLConv2d`.
+class AOLConvTranspose2d(TransposedConv2d, AOLConv2d):
+    """Adjoint of the `AOLConv2d` of the same weight from `out_channels` to `in_channels`.
 
-    Arguments are those of `nn.Linear`, and
+    Arguments are those of `TransposedConv2d`, and `steps` and `identity` as in `AOLConv2d`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+
+    >>> AOLConvTranspose2d(8, 2, 4, stride=2).singular_values((4, 4)).max().item() <= 1 + 1e-6
+    True
+    """
+
+
+class AOLLinear(BaseLinear):
+    """Linear layer whose inputs or outputs are scaled so that its norm is at most 1, for any weight: see `AOLConv2d`.
+
+    Arguments are those of `BaseLinear`, and
 
         steps: How often W* W is squared; 0 is the method of the paper.
 
@@ -86,26 +97,19 @@ class AOLLinear(BaseLinear):
 
 
 def _rescaled(weight: Tensor, steps: int) -> Tensor:
-    """W D for a kernel W (o, i, kh, kw)."""
+    """W D for a kernel W (o, i, kh, kw), or D W if it has fewer outputs."""
+    if weight.shape[0] < weight.shape[1]:
+        return _rescaled(weight.transpose(0, 1), steps).transpose(0, 1)
     largest = weight.detach().abs().amax()
     W = weight / largest.where(largest > 0, 1)  # W D is the same for any multiple of W
-    V = W if steps == 0 or W.device.type == "mps" else W.double()  # powers lose digits
-    G = _gram(V)
+    V = W if steps == 0 or not budget.has_double(W.device) else W.double()  # powers lose digits
+    G = gram_kernel(V)
     for _ in range(steps):
-        G = _gram(G)  # of a self-adjoint G, its square
+        G = gram_kernel(G)  # of a self-adjoint G, its square
     sums = G.abs().sum((1, 2, 3))  # (i)
     used = sums > torch.finfo(sums.dtype).tiny
     D = torch.where(used, sums.where(used, 1) ** (-0.5 / 2**steps), 0)
     return W * D.to(W.dtype)[:, None, None]
-
-
-def _gram(W: Tensor) -> Tensor:
-    """Kernel (i, i, 2 kh - 1, 2 kw - 1) of W* W: the correlation of W (o, i, kh, kw) with itself."""
-    kernels, (kh, kw) = W.transpose(0, 1), W.shape[2:]
-    if kh == kw == 1:
-        matrix = W[:, :, 0, 0]
-        return (matrix.mT @ matrix)[:, :, None, None]
-    return F.conv2d(kernels, kernels, padding=(kh - 1, kw - 1)).transpose(0, 1)
 
 
 def _check_steps(value: object) -> int:

@@ -1,6 +1,6 @@
 """Checks of arguments that layers share. Each error names the argument, its value and what is accepted."""
 
-__all__ = ["Pair", "check_dtype", "check_precision", "ints", "pair", "positive_int"]
+__all__ = ["Pair", "channel_axis", "check_dtype", "check_precision", "ints", "pair", "positive_int"]
 
 from collections.abc import Sequence
 from operator import index
@@ -34,6 +34,16 @@ def ints(value: object) -> Pair | None:
         return (numbers[0], numbers[1]) if len(numbers) == 2 and None not in numbers else None  # type: ignore[return-value]
     number = _int(value)
     return None if number is None else (number, number)
+
+
+def channel_axis(name: str, x: Tensor, dim: int | None) -> int:
+    """Return the axis of the channels: `dim`, or by default 1, and 0 for a vector. Three axes need `dim`."""
+    if x.ndim == 0 or (x.ndim == 3 and dim is None):
+        raise ValueError(f"{name} needs dim= to know the channels of an input of shape {tuple(x.shape)}")
+    axis = min(1, x.ndim - 1) if dim is None else dim % x.ndim
+    if axis == 0 and x.ndim not in (1, 3):  # three axes may be an image without a batch
+        raise ValueError(f"{name} with dim={dim} would mix the images of a batch of shape {tuple(x.shape)}")
+    return axis
 
 
 def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:

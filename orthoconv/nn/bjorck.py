@@ -16,7 +16,7 @@ from orthoconv.nn.methods import register_method
 class BjorckLinear(BaseLinear):
     """Orthogonal linear layer: the orthogonal matrix nearest to `weight`, by Bjorck's iteration.
 
-    Arguments are those of `nn.Linear`, and
+    Arguments are those of `BaseLinear`, and
 
         iterations: Steps of the iteration.
 

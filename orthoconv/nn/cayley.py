@@ -36,6 +36,9 @@ class CayleyConv2d(SpectralConv2d):
 
         signs: Fixed signs of the input channels, after downsampling, that multiply the transform: None for none,
             "random", or a sequence of 1 and -1. Without them no operator has the eigenvalue -1 (Section 4.1).
+        identity: Whether V starts as the identity kernel. That is symmetric, so A = 0, and the layer starts as the
+            identity on the first channels, times the signs, where the kernel has a tap at the centre: not if it is even
+            and dilated. Otherwise V is random.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
@@ -50,11 +53,15 @@ class CayleyConv2d(SpectralConv2d):
 
     orthogonalize = staticmethod(cayley)
 
+    def set_up(self, *, signs: Signs = None, identity: bool = False) -> None:
+        self.identity = bool(identity)
+        super().set_up(signs=signs)
+
     def transform(self, kernel: Tensor, size: Pair) -> Tensor:
         if not self._sums_taps or is_traced():
             return super().transform(kernel, size)
         o, i = kernel.shape[0] // self.groups, kernel.shape[1]
-        double = kernel.double() if o != i and kernel.device.type != "mps" else kernel  # as in `cayley`
+        double = kernel.double() if o != i and budget.has_double(kernel.device) else kernel  # as in `cayley`
         Q = cayley_matrices(double, size, self.dilation, self.groups)
         return Q.to(COMPLEX[kernel.dtype])
 
@@ -108,7 +115,7 @@ class CayleyConv2d(SpectralConv2d):
         """Whether `_lift` is faster, and as accurate: its rounding error grows with the kernel."""
         o, i, kh, kw = self.kernel_shape
         few = i * kh * kw <= budget.LIFTED_RATIO * o and math.prod(size) > budget.DENSE_PIXELS
-        return few and self.g.device.type == "cpu" and abs(self.g.item()) <= budget.LIFTED_NORM
+        return few and budget.has_cache(self.g.device) and abs(self.g.item()) <= budget.LIFTED_NORM
 
     @property
     def _sums_taps(self) -> bool:
@@ -125,7 +132,7 @@ class CayleyConvTranspose2d(TransposedConv2d, CayleyConv2d):
 
     Takes the place of `nn.ConvTranspose2d`, with its arguments in their order; the image grows by `stride`.
 
-    Arguments are those of `TransposedConv2d`, and `signs` as in `CayleyConv2d`.
+    Arguments are those of `TransposedConv2d`, and `signs` and `identity` as in `CayleyConv2d`.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
@@ -144,7 +151,8 @@ class CayleyLinear(WeightNormed, BaseLinear):
 
     It keeps the norm of its input if ``in_features <= out_features``, and never increases it.
 
-    Arguments are those of `nn.Linear`, and `signs`, fixed signs of the inputs, as in `CayleyConv2d`.
+    Arguments are those of `BaseLinear`, and `signs`, fixed signs of the inputs; it and `identity` are as in
+    `CayleyConv2d`.
 
     Shape:
         (..., in_features), to (..., out_features).

@@ -12,7 +12,7 @@ from orthoconv.nn.methods import register_method
 class CircularConv2d(WeightConv2d):
     """Convolution with circular padding and the stride of the layers here; it guarantees nothing.
 
-    Arguments are those of `BaseConv2d`.
+    Arguments are those of `WeightConv2d`.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).

@@ -1,4 +1,4 @@
-"""The base of every convolution: the arguments of nn.Conv2d, the bias, and what holds for any operator."""
+"""The base of every convolution that is a linear map: what holds for any operator."""
 
 __all__ = ["BaseConv2d", "TransposedConv2d"]
 
@@ -6,114 +6,41 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from orthoconv import fourier
 from orthoconv.linalg import frobenius_norm, spectral_norm
-from orthoconv.nn.arguments import Pair, check_dtype, ints, pair
-from orthoconv.nn.geometry import Geometry, Padding
+from orthoconv.nn.arguments import Pair, ints, pair
+from orthoconv.nn.geometry import Padding
+from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.plain import PlainBlocks, PlainConv2d
-from orthoconv.nn.reparametrized import Reparametrized
 from orthoconv.planes import transform_units
 from orthoconv.tracing import full_precision
 
 
-def _of_geometry(name: str) -> Any:
-    """Make a property that reads the layer's geometry."""
-    return property(lambda layer: getattr(layer.geometry, name))
-
-
-class BaseConv2d(Reparametrized):
+class BaseConv2d(ImageLayer):
     """Convolution with the arguments of `torch.nn.Conv2d`, whose operator is computed from parameters; abstract.
 
-    Everything around the operator is in its `geometry`. A subclass says how to `convolve` without stride, and what its
-    matrices are. Its own options are keyword arguments of `set_up`.
+    A subclass says how to `convolve` without stride, and what its matrices are.
 
-    Arguments:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        kernel_size: Taps of the kernel, an int or a pair.
-        stride: Int or pair that divides the image. Blocks of pixels become channels, and ``max(1, k // stride)``
-            taps mix them.
-        padding: "same", or the ints with which nn.Conv2d returns an image of the same size.
-        dilation: Distance of the taps, an int or a pair.
-        groups: Number of blocks of channels, each convolved by itself.
-        bias: Whether to add a learnable bias.
-        padding_mode: "circular", or "zeros": the image is a part of a torus with room for the kernel, zero elsewhere,
-            and the result is cropped. That never increases norms, but it does not keep them, and has no inverse.
-        device: Device of the parameters.
-        dtype: Precision of the parameters.
+    Arguments are those of `ImageLayer`.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
     """
 
-    transposed: ClassVar[bool] = False
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-    in_channels: int = _of_geometry("in_channels")
-    out_channels: int = _of_geometry("out_channels")
-    kernel_size: Pair = _of_geometry("kernel_size")
-    stride: Pair = _of_geometry("stride")
-    padding: Literal["same"] | Pair = _of_geometry("padding")
-    dilation: Pair = _of_geometry("dilation")
-    groups: int = _of_geometry("groups")
-    padding_mode: str = _of_geometry("padding_mode")
-    kernel_shape: tuple[int, int, int, int] = _of_geometry("kernel_shape")
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: Padding = "same",
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "circular",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self.geometry = Geometry.of(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, self.transposed
-        )
-        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.register_parameter("bias", self.new_parameter(self.out_channels) if bias else None)
-        self.set_up(**options)
-        self.reset_parameters()
-
-    def set_up(self) -> None:
-        """Make a kernel `weight` as nn.Conv2d has it; a method with other parameters makes its own."""
-        self.weight = self.new_parameter(*self.kernel_shape)
-
-    def reset_parameters(self) -> None:
-        """Initialise as PyTorch does for a convolution."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        self.reset_bias()
-
-    def sources(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
-
-    def new_parameter(self, *shape: int) -> nn.Parameter:
-        """Make an empty parameter with the layer's device and dtype."""
-        return nn.Parameter(torch.empty(shape, **self._factory))
-
-    def reset_bias(self) -> None:
-        """Initialise the bias as PyTorch does for a convolution."""
-        if self.bias is not None:
-            bound = 1 / math.sqrt(math.prod(self.kernel_shape[1:]))
-            nn.init.uniform_(self.bias, -bound, bound)
-
     @abstractmethod
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """Convolve (b, c, h, w) with the operator, without stride, or with its adjoint; then add the bias, if any."""
+
+    def convolve_strided(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        """`convolve` between what stands around it: downsampling, padding to the torus, cropping."""
+        inner = partial(self.convolve, bias=self.geometry.inner_bias(bias, adjoint=adjoint), adjoint=adjoint)
+        return self.geometry.around(x, inner, adjoint=adjoint)
 
     @abstractmethod
     def one_tap(self, size: Pair) -> Tensor:
@@ -193,35 +120,20 @@ class BaseConv2d(Reparametrized):
                 f"inverse: it {'maps' if self.promise == 'orthogonal' else 'is not orthogonal; it maps'} "
                 f"{i} channels to {o}"
             )
-        self._check_input(y, self.out_channels, adjoint=not self.transposed)
+        self.check_input(y, self.out_channels, adjoint=not self.transposed)
         return self._map(y if self.bias is None else y - self.bias[:, None, None], None, adjoint=not self.transposed)
 
     def _map(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """Apply the convolution that this layer is, or transposes; or its adjoint. Then add the bias."""
         channels = self.in_channels if adjoint == self.transposed else self.out_channels
-        batch = self._check_input(x, channels, adjoint=adjoint)
+        batch = self.check_input(x, channels, adjoint=adjoint)
         with full_precision(batch):
             if self.geometry.has_one_tap:
                 Q = self.one_tap(self.geometry.divide(batch.shape[-2:], adjoint=adjoint))
                 y = self.geometry.apply_blocks(batch, Q, bias, adjoint=adjoint)
             else:
-                inner = partial(self.convolve, bias=self.geometry.inner_bias(bias, adjoint=adjoint), adjoint=adjoint)
-                y = self.geometry.around(batch, inner, adjoint=adjoint)
+                y = self.convolve_strided(batch, bias, adjoint=adjoint)
         return y if x.ndim == 4 else y[0]
-
-    def _check_input(self, x: Tensor, channels: int, *, adjoint: bool) -> Tensor:
-        """Return `x` as a batch in the layer's own precision, or raise an error that says what is wrong with it."""
-        name = type(self).__name__
-        if x.ndim not in (3, 4) or x.shape[-3] != channels:
-            raise ValueError(
-                f"{name} takes images of shape (b, {channels}, h, w) or ({channels}, h, w), got {tuple(x.shape)}"
-            )
-        self.geometry.divide(x.shape[-2:], adjoint=adjoint)
-        x = check_dtype(name, x, self.sources()[0].dtype)
-        return x if x.ndim == 4 else x[None]
-
-    def extra_repr(self) -> str:
-        return f"{self.geometry}{', bias=False' * (self.bias is None)}"
 
 
 class TransposedConv2d(BaseConv2d):

@@ -1,6 +1,6 @@
-"""Invertible downsampling: blocks of pixels become channels (Section 5.1; Jacobsen et al., i-RevNet, 2018)."""
+"""Blocks of pixels become channels, and back, without loss (Section 5.1; Jacobsen et al., i-RevNet, 2018)."""
 
-__all__ = ["InvertibleDownsample", "depth_to_space", "space_to_depth"]
+__all__ = ["InvertibleDownsample", "InvertibleUpsample", "depth_to_space", "space_to_depth"]
 
 from torch import Tensor
 
@@ -36,6 +36,40 @@ class InvertibleDownsample(Permutation):
     def inverse(self, y: Tensor) -> Tensor:
         """The image whose blocks were moved."""
         return depth_to_space(y, (self.block, self.block))
+
+    def extra_repr(self) -> str:
+        return f"{self.block}"
+
+
+class InvertibleUpsample(Permutation):
+    """Move channels into blocks of s x s pixels: the inverse of `InvertibleDownsample`.
+
+    Arguments:
+        block: Side s of a block.
+
+    Shape:
+        (b, c s s, h, w), to (b, c, h s, w s).
+
+    >>> import torch
+    >>> InvertibleUpsample(2)(torch.zeros(1, 12, 2, 3)).shape
+    torch.Size([1, 3, 4, 6])
+    """
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = positive_int("block", block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[1] % self.block**2:
+            raise ValueError(
+                f"InvertibleUpsample({self.block}) takes (b, c, h, w) with c that {self.block**2} divides, "
+                f"got {tuple(x.shape)}"
+            )
+        return depth_to_space(x, (self.block, self.block))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """The channels that were moved."""
+        return space_to_depth(y, (self.block, self.block))
 
     def extra_repr(self) -> str:
         return f"{self.block}"

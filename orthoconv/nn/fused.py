@@ -176,7 +176,7 @@ def _chunks(x: Tensor, taps: Taps) -> Iterator[slice]:
     """Frequencies that are taken at once."""
     matrix, rest = taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
     numbers = 4 * matrix + rest + 4 * len(x) * (matrix + rest) // taps.m.shape[-1]
-    return chunks(len(taps.plane), 2 * x.element_size() * numbers, budget.FEWEST_FREQUENCIES)
+    return chunks(len(taps.plane), 2 * x.element_size() * numbers, budget.FEWEST_FREQUENCIES, device=x.device)
 
 
 def _sum(phases: Tensor, taps: Tensor) -> Tensor:
@@ -205,7 +205,11 @@ def _correlation(V: Tensor, *, wide: bool) -> Tensor:
     """Kernel (g, n, n, 2 kh - 1, 2 kw - 1) of V* V, or of V V* if V is wide, for V (g, o, i, kh, kw)."""
     V = V if wide else V.transpose(1, 2)
     pad = (V.shape[3] - 1, V.shape[4] - 1)
-    S = torch.stack([F.conv2d(K, K, padding=pad) for K in V])
+    if budget.has_cache(V.device) or len(V) == 1:
+        S = torch.stack([F.conv2d(K, K, padding=pad) for K in V])
+    else:  # one kernel for all groups
+        S = F.conv2d(V.transpose(0, 1).flatten(1, 2), V.flatten(0, 1), padding=pad, groups=len(V))
+        S = S.unflatten(1, (len(V), -1)).transpose(0, 1)
     return S if wide else S.transpose(1, 2)
 
 

@@ -1,6 +1,6 @@
 """The geometry of a convolution: what happens around the convolution itself, whatever its operator is."""
 
-__all__ = ["Geometry", "Padding"]
+__all__ = ["Geometry", "NativeGeometry", "Padding"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,8 +39,9 @@ class Geometry:
     padding_mode: str
     transposed: bool
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         in_channels: int,
         out_channels: int,
         kernel_size: int | Sequence[int],
@@ -59,7 +60,7 @@ class Geometry:
         if padding_mode not in ("circular", "zeros"):
             raise ValueError(f'padding_mode must be "circular" or "zeros", got {padding_mode!r}')
         k, s, d = pair("kernel_size", kernel_size), pair("stride", stride), pair("dilation", dilation)
-        return Geometry(i, o, k, s, _check_padding(padding, k, s, d), d, groups, padding_mode, transposed)
+        return cls(i, o, k, s, _check_padding(padding, k, s, d), d, groups, padding_mode, transposed)
 
     @cached_property
     def kernel_shape(self) -> tuple[int, int, int, int]:
@@ -73,6 +74,11 @@ class Geometry:
     def taps(self) -> Pair:
         """Height and width of the inner kernel."""
         return self.kernel_shape[2:]
+
+    @property
+    def inner_dilation(self) -> Pair:
+        """Distance of the taps of the inner kernel."""
+        return self.dilation
 
     @property
     def has_one_tap(self) -> bool:
@@ -102,7 +108,7 @@ class Geometry:
         """Size of the torus for an inner image of that size."""
         if self.padding_mode == "circular":
             return size
-        (h, w), (kh, kw), (dh, dw) = size, self.taps, self.dilation
+        (h, w), (kh, kw), (dh, dw) = size, self.taps, self.inner_dilation
         return h + dh * (kh - 1), w + dw * (kw - 1)
 
     def divide(self, size: Sequence[int], *, adjoint: bool) -> Pair:
@@ -135,6 +141,79 @@ class Geometry:
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         usual = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding_mode": "circular"}
         return ", ".join(parts + [f"{k}={getattr(self, k)}" for k, v in usual.items() if getattr(self, k) != v])
+
+
+@dataclass(frozen=True)
+class NativeGeometry(Geometry):
+    """`Geometry` of a kernel that has `kernel_size` taps at any stride, as that of nn.Conv2d.
+
+    Tap p of output n reads the pixel ``stride * n + dilation * p - before``. The inner kernel on blocks of pixels is
+    that kernel with its gaps filled by zeros: `inner_kernel`. A stride that shares a divisor with the dilation leaves
+    pixels unread, and so does one that exceeds the kernel; `of` refuses both.
+    """
+
+    def __post_init__(self) -> None:
+        for k, s, d in zip(self.kernel_size, self.stride, self.dilation, strict=True):
+            if k < s:
+                raise ValueError(
+                    f"kernel_size must be at least the stride, or pixels stay unread; "
+                    f"got kernel_size={self.kernel_size} with stride={self.stride}"
+                )
+            if math.gcd(s, d) > 1:
+                raise ValueError(
+                    f"stride and dilation must have no common divisor, or pixels stay unread; "
+                    f"got stride={self.stride} with dilation={self.dilation}"
+                )
+
+    @cached_property
+    def before(self) -> Pair:
+        """Rows and columns that an output reads before the first pixel of its block: an int `padding`, as given.
+
+        With "same" the kernel is centred on the block, up to half a pixel: k = 3 with stride 2 reads 0 before, 1 after.
+        """
+        if self.padding != "same":
+            return self.padding
+        axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        rows, columns = ((d * (k - 1) - s + 1) // 2 for k, s, d in axes)
+        return rows, columns
+
+    @cached_property
+    def reach(self) -> tuple[Pair, Pair]:
+        """Rows and columns of blocks that an output reads before its own block, and after it."""
+        axes = list(zip(self.kernel_size, self.stride, self.dilation, self.before, strict=True))
+        top, left = (-(-b // s) for _, s, _, b in axes)
+        bottom, right = (max(0, d * (k - 1) - b) // s for k, s, d, b in axes)
+        return (top, left), (bottom, right)
+
+    @cached_property
+    def kernel_shape(self) -> tuple[int, int, int, int]:
+        o, i, *_ = super().kernel_shape
+        axes = zip(self.kernel_size, self.stride, *self.reach, strict=True)
+        kh, kw = (k if s == 1 else max(2 * first + 1, 2 * last) for k, s, first, last in axes)
+        return o, i, kh, kw
+
+    @property
+    def inner_dilation(self) -> Pair:
+        rows, columns = (d if s == 1 else 1 for d, s in zip(self.dilation, self.stride, strict=True))
+        return rows, columns
+
+    def inner_kernel(self, kernel: Tensor) -> Tensor:
+        """Inner kernel (o, i sh sw, ...) of a kernel (o, i, kh, kw).
+
+        >>> import torch
+        >>> geometry = NativeGeometry.of(1, 1, 3, (1, 2), "same", 1, 1, "circular", False)
+        >>> geometry.inner_kernel(torch.arange(3.0).expand(1, 1, 3, 3))[0, :, 0]
+        tensor([[0., 2.],
+                [1., 0.]])
+        """
+        for axis, s, d, t, b in zip((-2, -1), self.stride, self.dilation, self.taps, self.before, strict=True):
+            if s > 1:
+                kernel = kernel.movedim(axis, -1)
+                if d > 1:
+                    kernel = F.pad(kernel[..., None], (0, d - 1)).flatten(-2)[..., : 1 - d]
+                start = s * ((t - 1) // 2) - b
+                kernel = F.pad(kernel, (start, s * t - start - kernel.shape[-1])).movedim(-1, axis)
+        return space_to_depth(kernel, self.stride)
 
 
 def _check_padding(padding: Padding, kernel: Pair, stride: Pair, dilation: Pair) -> Literal["same"] | Pair:

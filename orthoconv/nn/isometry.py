@@ -5,8 +5,10 @@ __all__ = ["IsometryAverage"]
 import torch
 from torch import Tensor, nn
 
+from orthoconv.nn.layer import Child, Combination, G
 
-class IsometryAverage(nn.Module):
+
+class IsometryAverage(Combination):
     """Mean of a model over an image and its mirror image, (f(x) + f(mirror x)) / 2.
 
     A mirror image is as far from another mirror image as the images are. So the mean has the Lipschitz bound of the
@@ -34,3 +36,9 @@ class IsometryAverage(nn.Module):
             raise ValueError(f"IsometryAverage takes images (b, c, h, w), got shape {tuple(x.shape)}")
         both = self.f(torch.cat((x, x.flip(-1))))  # together, so that layers compute their operators once
         return torch.add(*(0.5 * both).unflatten(0, (2, -1)))
+
+    def growth(self, x: Tensor, child: Child[G]) -> G:
+        mirrored = x.flip(-1)
+        one = child("f", self.f, x.clone())
+        other = one if torch.equal(x, mirrored) else child("f", self.f, mirrored)
+        return 0.5 * one + 0.5 * other

@@ -1,8 +1,9 @@
 """Convolutions by a kernel in space, however the kernel is made."""
 
-__all__ = ["KernelConv2d", "WeightConv2d", "circular_conv2d", "identity_", "wrap"]
+__all__ = ["KernelConv2d", "WeightConv2d", "circular_conv2d", "kernel_units", "wrap"]
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv import fourier
+from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.fourier import padding
 from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.arguments import Pair
@@ -30,33 +32,49 @@ class KernelConv2d(BaseConv2d):
         """The kernel that is applied."""
         if self.depends_on_size:
             raise ValueError(f"the kernel of {type(self).__name__} depends on the image; use cached_operator((h, w))")
-        return self.operator((1, 1), *self.sources())
+        return self.inner_kernel(self.operator((1, 1), *self.sources()))
+
+    def inner_kernel(self, operator: Tensor) -> Tensor:
+        """Kernel of the inner convolution, from the operator; a subclass may have another operator than its kernel."""
+        return operator
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        kernel = self.cached_operator((x.shape[-2], x.shape[-1]))
-        return circular_conv2d(x, kernel, bias, self.dilation, self.groups, adjoint=adjoint)
+        kernel = self._inner_kernel_for((x.shape[-2], x.shape[-1]))
+        return circular_conv2d(x, kernel, bias, self.geometry.inner_dilation, self.groups, adjoint=adjoint)
 
     def one_tap(self, size: Pair) -> Tensor:
-        return self.cached_operator(size)[:, :, 0, 0]
+        return self._inner_kernel_for(size)[:, :, 0, 0]
 
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
         size = self.geometry.inner_size(size)
-        kernel = self.cached_operator(size)
+        kernel = self._inner_kernel_for(size)
         kernel = kernel.double() if double else kernel
-        return fourier.spectrum(kernel, size, dilation=self.dilation, groups=self.groups)
+        return fourier.spectrum(kernel, size, dilation=self.geometry.inner_dilation, groups=self.groups)
 
     def inner_units(self, size: Pair) -> float:
         """Return the larger of two: in space in the layer's own precision, by its spectrum in float64."""
-        kernel = self.cached_operator(size)
+        kernel = self._inner_kernel_for(size)
         norm = math.sqrt(math.prod(self.geometry.taps)) * frobenius_norm(kernel)
         return max(self.spectral_units(size, norm), kernel_units(kernel))
 
     def exported_inner(self, size: Pair) -> nn.Module:
-        return PlainKernel(self.geometry, self.cached_operator(self.geometry.inner_size(size)))
+        return PlainKernel(self.geometry, self._inner_kernel_for(self.geometry.inner_size(size)))
+
+    def _inner_kernel_for(self, size: Pair) -> Tensor:
+        return self.inner_kernel(self.cached_operator(size))
 
 
 class WeightConv2d(KernelConv2d):
-    """`KernelConv2d` whose one parameter, besides the bias, is a kernel `weight` as nn.Conv2d has it; abstract."""
+    """`KernelConv2d` whose one parameter, besides the bias, is a kernel `weight` as nn.Conv2d has it; abstract.
+
+    Arguments are those of `BaseConv2d`, and
+
+        identity: Whether the weight starts as the identity kernel; otherwise as that of nn.Conv2d.
+    """
+
+    def set_up(self, *, identity: bool = False) -> None:
+        self.identity = bool(identity)
+        super().set_up()
 
 
 def circular_conv2d(
@@ -82,23 +100,6 @@ def circular_conv2d(
     return F.conv2d(wrap(x, before, after), weight, bias, dilation=dilation, groups=groups)
 
 
-@torch.no_grad()
-def identity_(weight: Tensor, groups: int = 1) -> Tensor:
-    """Fill a kernel (o, i / groups, kh, kw) with the identity of each group, at the centre tap.
-
-    Where a group has more inputs than outputs, they take turns: input j goes to output j modulo the outputs.
-
-    >>> identity_(torch.empty(2, 3, 1, 1))[..., 0, 0]
-    tensor([[1., 0., 1.],
-            [0., 1., 0.]])
-    """
-    o, (i, kh, kw) = weight.shape[0] // groups, weight.shape[1:]
-    rows, columns = torch.arange(i) % o, torch.arange(i)
-    rows, columns = rows.to(weight.device), columns.to(weight.device)
-    weight.zero_().view(groups, o, i, kh, kw)[:, rows, columns, (kh - 1) // 2, (kw - 1) // 2] = 1
-    return weight
-
-
 def kernel_units(kernel: Tensor) -> float:
     """Rounding of a convolution in space, in units, relative to the norm of the input."""
     taps = kernel[0, 0].numel()
@@ -111,6 +112,26 @@ def wrap(x: Tensor, before: Pair, after: Pair) -> Tensor:
     if top == left == bottom == right == 0:
         return x
     if max(top, bottom) <= h and max(left, right) <= w:
-        return F.pad(x, (left, right, top, bottom), mode="circular")
+
+        def pad(x: Tensor) -> Tensor:
+            return F.pad(x, (left, right, top, bottom), mode="circular")
+
+        def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
+            return (_unwrap(_unwrap(grad, -2, top, h), -1, left, w),)  # torch's own fills a tensor for each side
+
+        return with_gradient((x,), pad, lambda x: (pad(x), ()), backward, keep_inputs=False)
     rows, columns = torch.arange(-top, h + bottom) % h, torch.arange(-left, w + right) % w
     return x[..., rows[:, None].to(x.device), columns.to(x.device)]
+
+
+def _unwrap(grad: Tensor, axis: int, before: int, n: int) -> Tensor:
+    """Add what stands before and after the n rows or columns of a continued image to those that it repeats."""
+    after = grad.shape[axis] - before - n
+    if before == after == 0:
+        return grad
+    own = grad.narrow(axis, before, n).clone(memory_format=torch.contiguous_format)
+    if before:
+        own.narrow(axis, n - before, before).add_(grad.narrow(axis, 0, before))
+    if after:
+        own.narrow(axis, 0, after).add_(grad.narrow(axis, before + n, after))
+    return own

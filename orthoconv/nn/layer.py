@@ -1,13 +1,13 @@
 """What every layer of this library says about itself."""
 
-__all__ = ["Guarantee", "Layer", "Permutation"]
+__all__ = ["Child", "Combination", "G", "Guarantee", "Layer", "Permutation"]
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 Guarantee = Literal["orthogonal", "nonexpansive"]
 
@@ -34,6 +34,10 @@ class Layer(nn.Module, ABC):
     def rounding_units(self, shape: Sequence[int]) -> float:
         """Bound of |computed - exact| / |x| in units of rounding, to first order and without the bias."""
 
+    def constants(self, shape: Sequence[int]) -> float | None:
+        """Norm of what the layer adds inside, which rounds with it; None for the norm of its value at zero."""
+        return None
+
     def in_double(self) -> nn.Module:
         """Return a copy that computes in float64, with the operator of the layer's own precision."""
         return copy.deepcopy(self).double()
@@ -53,3 +57,31 @@ class Permutation(Layer):
 
     def rounding_units(self, shape: Sequence[int]) -> float:
         return 0.0
+
+
+class Growing(Protocol):
+    """Bounds of a function that certificates know how to combine; see `orthoconv.certificates.algebra.Growth`."""
+
+    def __add__(self: "G", other: "G", /) -> "G":
+        """Bounds of a sum."""
+
+    def __rmul__(self: "G", factor: float, /) -> "G":
+        """Bounds of a multiple."""
+
+    def __mul__(self: "G", after: "G", /) -> "G":
+        """Bounds of a function after this one."""
+
+    def parallel(self: "G", other: "G", /) -> "G":
+        """Bounds of two functions of two parts of the input, side by side."""
+
+
+G = TypeVar("G", bound=Growing)
+Child = Callable[[str, nn.Module, Tensor], G]  # the bounds of a part, by name, for an input
+
+
+class Combination(nn.Module, ABC):
+    """Module made of others, such as a residual connection, that knows how their bounds combine; abstract."""
+
+    @abstractmethod
+    def growth(self, x: Tensor, child: Child[G]) -> G:
+        """Combine the bounds of the parts, ``child(name, part, input)``, for an input `x` of zeros or constants."""

@@ -69,7 +69,7 @@ def _back(
         grad, z, K, [len(K)], [1, 1], [0, 0], dilation, False, [0, 0], 1, [False, needed[2], needed[3]]
     )
     gz, matrix = torch.empty_like(y), K.permute(2, 3, 1, 0).flatten(0, 2)  # (kh kw n, o)
-    for some in chunks(len(y), 2 * matrix.shape[0] * y[0, 0].numel() * y.element_size()):
+    for some in chunks(len(y), 2 * matrix.shape[0] * y[0, 0].numel() * y.element_size(), device=y.device):
         G = grad[some].flatten(2)
         P = torch.bmm(matrix.expand(len(G), -1, -1), G)  # faster than torch's, for few channels
         gz[some] = _gather(P.unflatten(2, y.shape[2:]), n, k, dilation)

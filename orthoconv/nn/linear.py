@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import check_dtype, positive_int
+from orthoconv.nn.identity import identity_
 from orthoconv.nn.plain import owned
 from orthoconv.nn.reparametrized import Reparametrized
 from orthoconv.tracing import full_precision
@@ -26,6 +27,8 @@ class BaseLinear(Reparametrized):
         bias: Whether to add a learnable bias.
         device: Device of the parameters.
         dtype: Precision of the parameters.
+        identity: Whether the matrix starts as the identity, up to what the method adds: a scale for `FrobeniusLinear`,
+            signs for `BROLinear`. More inputs than outputs take turns. Otherwise it is random.
 
     Shape:
         (..., in_features), to (..., out_features).
@@ -42,6 +45,7 @@ class BaseLinear(Reparametrized):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        identity: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -50,6 +54,7 @@ class BaseLinear(Reparametrized):
         self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, device=device, dtype=dtype))
         room = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", room)
+        self.identity = bool(identity)
         self.set_up(**options)
         self.reset_parameters()
 
@@ -60,8 +65,10 @@ class BaseLinear(Reparametrized):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def reset_parameters(self) -> None:
-        """Initialise an orthogonal weight."""
+        """Initialise an orthogonal weight, or the identity."""
         nn.init.orthogonal_(self.weight)
+        if self.identity:
+            identity_(self.weight)
         self.reset_bias()
 
     def sources(self) -> tuple[Tensor, ...]:

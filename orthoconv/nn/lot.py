@@ -3,15 +3,15 @@
 Xu, Li and Li, LOT: Layer-wise Orthogonal Training on Improving l2 Certified Robustness, NeurIPS 2022.
 """
 
-__all__ = ["LOTConv2d", "PolarLinear"]
+__all__ = ["LOTConv2d", "LOTConvTranspose2d", "PolarLinear"]
 
 from typing import ClassVar
 
 from torch import Tensor
 
-from orthoconv.linalg import polar
+from orthoconv.linalg import polar, without_noise
 from orthoconv.nn.arguments import Pair
-from orthoconv.nn.kernel import identity_
+from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
@@ -44,17 +44,27 @@ class LOTConv2d(UnscaledConv2d):
     True
     """
 
-    orthogonalize = staticmethod(polar)
+    @staticmethod
+    def orthogonalize(W: Tensor) -> Tensor:
+        return polar(without_noise(W))
 
     def set_up(self, *, identity: bool = False) -> None:
         self.identity = bool(identity)
         super().set_up()
 
-    def reset_parameters(self) -> None:
-        """Initialise as PyTorch does for a convolution, or as the identity."""
-        super().reset_parameters()
-        if self.identity:
-            identity_(self.weight, self.groups)
+
+class LOTConvTranspose2d(TransposedConv2d, LOTConv2d):
+    """Adjoint of the `LOTConv2d` of the same weight from `out_channels` to `in_channels`.
+
+    Arguments are those of `TransposedConv2d`, and `identity` as in `LOTConv2d`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+
+    >>> import torch
+    >>> LOTConvTranspose2d(12, 3, 3, stride=2)(torch.randn(1, 12, 4, 4)).shape
+    torch.Size([1, 3, 8, 8])
+    """
 
 
 class PolarLinear(BaseLinear):

@@ -56,7 +56,7 @@ class Normalize(Layer):
 
 
 class Scale(Layer):
-    """Multiply by a fixed number.
+    """Multiply by a fixed number. After another layer it sets the Lipschitz constant of both together.
 
     Arguments:
         factor: The number.

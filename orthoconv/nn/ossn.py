@@ -27,6 +27,7 @@ class OSSNConv2d(WeightConv2d):
     Arguments are those of `BaseConv2d`, and
 
         iterations: Steps of the power method.
+        identity: Whether the weight starts as the identity kernel; otherwise as that of nn.Conv2d.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
@@ -40,9 +41,9 @@ class OSSNConv2d(WeightConv2d):
 
     depends_on_size: ClassVar[bool] = True
 
-    def set_up(self, *, iterations: int = 20) -> None:
+    def set_up(self, *, iterations: int = 20, identity: bool = False) -> None:
         self.iterations = positive_int("iterations", iterations)
-        super().set_up()
+        super().set_up(identity=identity)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         weight = sources[0]

@@ -67,8 +67,8 @@ class PlainKernel(nn.Module):
 
     def __init__(self, geometry: Geometry, kernel: Tensor) -> None:
         super().__init__()
-        self.dilation, self.groups = geometry.dilation, geometry.groups
-        self.before, self.after = padding(geometry.taps, geometry.dilation)
+        self.dilation, self.groups = geometry.inner_dilation, geometry.groups
+        self.before, self.after = padding(geometry.taps, geometry.inner_dilation)
         if geometry.transposed:
             kernel = kernel.unflatten(0, (geometry.groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
             self.before, self.after = self.after, self.before
@@ -120,11 +120,11 @@ class PlainSpectrum(nn.Module):
             weights[-1] = 1
         tables = {"h": _angles(h, h), "w": _angles(w, w // 2 + 1)}
         for name, angle in tables.items():
-            self.register_buffer(f"cos_{name}", angle.cos().to(real))
-            self.register_buffer(f"sin_{name}", angle.sin().to(real))
+            self.register_buffer(f"cos_{name}", angle.cos().to(D.device, real))
+            self.register_buffer(f"sin_{name}", angle.sin().to(D.device, real))
         back = weights[:, None] / (h * w)
-        self.register_buffer("back_cos_w", owned((back * tables["w"].cos().mT).to(real)))
-        self.register_buffer("back_sin_w", owned((back * tables["w"].sin().mT).to(real)))
+        self.register_buffer("back_cos_w", owned((back * tables["w"].cos().mT).to(D.device, real)))
+        self.register_buffer("back_sin_w", owned((back * tables["w"].sin().mT).to(D.device, real)))
 
     def forward(self, x: Tensor) -> Tensor:
         h, w = x.shape[-2:]

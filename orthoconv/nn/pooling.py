@@ -1,19 +1,35 @@
 """Pooling that uses all the norm it is allowed (Section 5.1)."""
 
-__all__ = ["ScaledAvgPool2d"]
+__all__ = ["L2Pool2d", "ScaledAdaptiveAvgPool2d", "ScaledAvgPool2d"]
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthoconv.nn.arguments import pair
+from orthoconv.nn.arguments import Pair, pair
 from orthoconv.nn.layer import Guarantee, Layer
 
 
-class ScaledAvgPool2d(Layer):
+class _Pool2d(Layer):
+    """Pooling over windows that cover the image once; abstract."""
+
+    @abstractmethod
+    def window(self, size: Sequence[int]) -> Pair:
+        """Return the sides of a window for images of that size, or raise an error that names it."""
+
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        return 1.0
+
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        return math.prod(self.window(shape[-2:])) + 4.0  # a sum of k terms, and what is done to it
+
+
+class ScaledAvgPool2d(_Pool2d):
     """Average over blocks of k x k pixels, times k: its norm is exactly 1.
 
     Arguments:
@@ -22,7 +38,6 @@ class ScaledAvgPool2d(Layer):
     Shape:
         (..., h, w), to (..., h / k, w / k).
 
-    >>> import torch
     >>> ScaledAvgPool2d(2)(torch.ones(1, 1, 4, 4)).flatten()
     tensor([2., 2., 2., 2.])
     """
@@ -33,18 +48,86 @@ class ScaledAvgPool2d(Layer):
         super().__init__()
         self.kernel_size = pair("kernel_size", kernel_size)
 
+    def window(self, size: Sequence[int]) -> Pair:
+        return _dividing("ScaledAvgPool2d", self.kernel_size, size)
+
     def forward(self, x: Tensor) -> Tensor:
-        (h, w), (kh, kw) = x.shape[-2:], self.kernel_size
-        if h % kh or w % kw or not h or not w:
-            raise ValueError(f"ScaledAvgPool2d takes images whose sides {(kh, kw)} divide, got {(h, w)}")
-        return math.sqrt(kh * kw) * F.avg_pool2d(x, self.kernel_size)
-
-    def lipschitz(self, shape: Sequence[int]) -> float:
-        return 1.0
-
-    def rounding_units(self, shape: Sequence[int]) -> float:
-        k = math.prod(self.kernel_size)
-        return float((k + 3) * k)
+        return _scaled_average(x, self.window(x.shape[-2:]))
 
     def extra_repr(self) -> str:
         return f"{self.kernel_size}"
+
+
+class ScaledAdaptiveAvgPool2d(_Pool2d):
+    """`ScaledAvgPool2d` over as many windows as are asked for: its norm is exactly 1.
+
+    Arguments:
+        output_size: Number of windows along each side, an int or a pair; it divides the image.
+
+    Shape:
+        (..., h, w), to (..., *output_size).
+
+    >>> ScaledAdaptiveAvgPool2d(1)(torch.ones(1, 1, 4, 4)).flatten()
+    tensor([4.])
+    """
+
+    guarantee: ClassVar[Guarantee | None] = "orthogonal"
+
+    def __init__(self, output_size: int | Sequence[int]) -> None:
+        super().__init__()
+        self.output_size = pair("output_size", output_size)
+
+    def window(self, size: Sequence[int]) -> Pair:
+        oh, ow = _dividing("ScaledAdaptiveAvgPool2d", self.output_size, size)
+        return size[0] // oh, size[1] // ow
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _scaled_average(x, self.window(x.shape[-2:]))
+
+    def extra_repr(self) -> str:
+        return f"{self.output_size}"
+
+
+class L2Pool2d(_Pool2d):
+    """Norm of each block of k x k pixels, channel by channel: the norm of the image stays as it is.
+
+    The gradient of a block of zeros is 0 (LipNeXt, 2026, for the whole image).
+
+    Arguments:
+        kernel_size: Side k of a block, an int or a pair, which divides the image; by default the whole image.
+
+    Shape:
+        (..., h, w), to (..., h / k, w / k), or (..., 1, 1).
+
+    >>> L2Pool2d()(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]]))
+    tensor([[[[5.]]]])
+    """
+
+    guarantee: ClassVar[Guarantee | None] = "nonexpansive"
+
+    def __init__(self, kernel_size: int | Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.kernel_size = None if kernel_size is None else pair("kernel_size", kernel_size)
+
+    def window(self, size: Sequence[int]) -> Pair:
+        return _dividing("L2Pool2d", self.kernel_size or (size[0], size[1]), size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kh, kw = self.window(x.shape[-2:])
+        blocks = x.unflatten(-1, (-1, kw)).unflatten(-3, (-1, kh))  # (..., H, kh, W, kw)
+        norms: Tensor = torch.linalg.vector_norm(blocks, dim=(-3, -1))
+        return norms
+
+    def extra_repr(self) -> str:
+        return "" if self.kernel_size is None else f"{self.kernel_size}"
+
+
+def _dividing(name: str, sides: Pair, size: Sequence[int]) -> Pair:
+    """Return `sides` if they divide an image of that size."""
+    if not size[0] or not size[1] or size[0] % sides[0] or size[1] % sides[1]:
+        raise ValueError(f"{name} takes images whose sides {sides} divide, got {tuple(size)}")
+    return sides
+
+
+def _scaled_average(x: Tensor, window: Pair) -> Tensor:
+    return math.sqrt(math.prod(window)) * F.avg_pool2d(x, window)

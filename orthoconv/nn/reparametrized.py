@@ -29,13 +29,18 @@ class Reparametrized(Layer):
     while those are equal, entry by entry: no edit, however made, leaves it stale. Gradients are those of the parameters
     in every mode; where only the gradient of the input is asked for, the operator is not computed again.
 
+    On an accelerator the host waits for each comparison. Inside `frozen` it is made once for all layers, when the
+    context is entered; from then on the versions of the tensors tell, which only an edit of `.data` does not change.
+
     A subclass takes its own options in `set_up`; they appear in the signature of the class.
     """
 
     depends_on_size: ClassVar[bool] = True
+    identity: bool = False  # whether the layer starts as the identity, as near as the method comes
     _snapshot: tuple[Tensor, ...]
     _memory: dict[Pair, Tensor]
     _remembered: dict[str, Any]
+    _stamp: "_Stamp | None"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -69,7 +74,8 @@ class Reparametrized(Layer):
 
     @abstractmethod
     def singular_values_for(self, shape: Sequence[int]) -> Tensor | None:
-        """All singular values for inputs of that shape; None where a border makes it another matrix for each pixel."""
+        """All singular values for inputs of that shape; None where a border makes it another matrix for each pixel, or
+        where the layer is not linear."""
 
     def cached_operator(self, size: Pair = (1, 1)) -> Tensor:
         """Operator for images of that size, from memory where that is allowed."""
@@ -104,11 +110,14 @@ class Reparametrized(Layer):
     def _look_up(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             settings = self._settings()
-            if settings != self._remembered or not _equal(self._snapshot, sources):
+            stamp = _stamp_of(sources) if self._frozen else None
+            known = stamp is not None and self._stamp is not None and stamp.state == self._stamp.state
+            if settings != self._remembered or not (known or _equal(self._snapshot, sources)):
                 self.check_finite()
                 self._forget()
                 self._remembered = settings
                 self._snapshot = tuple(source.detach().clone() for source in sources)
+            self._stamp = stamp
             if size not in self._memory:
                 self._memory[size] = compute(*self._snapshot)
             while len(self._memory) > budget.SIZES_KEPT:
@@ -121,7 +130,7 @@ class Reparametrized(Layer):
         return {k: v for k, v in vars(self).items() if k[0] != "_" and k != "training" and isinstance(v, plain)}
 
     def _forget(self) -> None:
-        self._snapshot, self._memory, self._remembered = (), {}, {}
+        self._snapshot, self._memory, self._remembered, self._stamp = (), {}, {}, None
 
     def check_finite(self) -> None:
         """Raise a ValueError if a source has entries that are not finite, where looking at them is cheap."""
@@ -143,7 +152,7 @@ class Reparametrized(Layer):
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_snapshot": (), "_memory": {}, "_remembered": {}, "_frozen": 0}
+        return {**self.__dict__, "_snapshot": (), "_memory": {}, "_remembered": {}, "_stamp": None, "_frozen": 0}
 
 
 @contextmanager
@@ -157,6 +166,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     ...     y = layer(torch.ones(2))
     """
     layers = [m for m in model.modules() if isinstance(m, Reparametrized)]
+    _stamp_equal([layer for layer in layers if not layer._frozen])
     for layer in layers:
         layer._frozen += 1
     try:
@@ -164,12 +174,53 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for layer in layers:
             layer._frozen -= 1
+            layer._stamp = layer._stamp if layer._frozen else None
             if layer.training and not layer._frozen:
                 layer._forget()
 
 
 def _equal(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> bool:
-    return len(snapshot) == len(sources) and all(
-        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-        for a, b in zip(snapshot, sources, strict=True)
-    )
+    """Whether all entries are equal; on an accelerator, all are compared before the host waits."""
+    if not _alike(snapshot, sources):
+        return False
+    if all(budget.has_cache(source.device) for source in sources):
+        return all(torch.equal(a, b) for a, b in zip(snapshot, sources, strict=True))
+    return not bool(_differ(snapshot, sources))
+
+
+def _alike(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> bool:
+    pairs = list(zip(snapshot, sources, strict=False))
+    kinds = all(a.dtype == b.dtype and a.device == b.device and a.shape == b.shape for a, b in pairs)
+    return len(snapshot) == len(sources) and kinds
+
+
+def _differ(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> Tensor:
+    """Whether any entries differ, as a tensor on the device."""
+    return torch.stack([(a != b).any() for a, b in zip(snapshot, sources, strict=True)]).any()
+
+
+class _Stamp:
+    """Tensors on an accelerator, which are kept alive, and what changes when they are edited."""
+
+    def __init__(self, sources: tuple[Tensor, ...]) -> None:
+        self.sources = sources
+        self.state = [(id(source), source.data_ptr(), source._version) for source in sources]
+
+
+def _stamp_of(sources: tuple[Tensor, ...]) -> _Stamp | None:
+    """Return the stamp of tensors on an accelerator; None on a CPU, where entries are compared instead."""
+    seen = not any(budget.has_cache(source.device) or source.is_inference() for source in sources)
+    return _Stamp(sources) if seen else None
+
+
+@torch.no_grad()
+def _stamp_equal(layers: Sequence[Reparametrized]) -> None:
+    """Compare what layers on accelerators remember with their tensors; the host waits once for each device."""
+    by_device: dict[torch.device, list[tuple[Reparametrized, Tensor]]] = {}
+    for layer in layers:
+        sources = layer.sources() if layer._memory else ()
+        if sources and is_concrete(*sources) and _stamp_of(sources) and _alike(layer._snapshot, sources):
+            by_device.setdefault(sources[0].device, []).append((layer, _differ(layer._snapshot, sources)))
+    for pairs in by_device.values():
+        for (layer, _), differs in zip(pairs, torch.stack([d for _, d in pairs]).cpu().tolist(), strict=True):
+            layer._stamp = None if differs else _stamp_of(layer.sources())

@@ -1,12 +1,15 @@
 """Residual connections that are not expansive (Section 5.1)."""
 
-__all__ = ["ConvexResidual", "ConvexSum", "convex_weights"]
+__all__ = ["ConcatResidual", "ConvexResidual", "ConvexSum", "PrescaledResidual", "convex_weights"]
 
 import torch
 from torch import Tensor, nn
 
+from orthoconv.nn.layer import Child, Combination, G
+from orthoconv.nn.normalize import Scale
 
-class ConvexResidual(nn.Module):
+
+class ConvexResidual(Combination):
     """Convex combination s f(x) + (1 - s) skip(x), where s = sigmoid(alpha) is learned.
 
     It is 1-Lipschitz if `f` and `skip` are.
@@ -24,18 +27,93 @@ class ConvexResidual(nn.Module):
 
     def __init__(self, f: nn.Module, skip: nn.Module | None = None) -> None:
         super().__init__()
-        for name, module in f.named_modules():
-            if getattr(module, "inplace", False):
-                raise ValueError(f"ConvexResidual needs its input unchanged, but {name or 'f'} is in place: {module}")
-        self.f = f
+        self.f = _keeping_its_input(f, "ConvexResidual")
         self.skip = nn.Identity() if skip is None else skip
         self.alpha = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         y, z = self.f(x), self.skip(x)
-        if y.shape != z.shape:
-            raise ValueError(f"ConvexResidual needs branches of one shape, got {tuple(y.shape)} and {tuple(z.shape)}")
+        _require_one_shape(y, z, "ConvexResidual")
         return torch.add(torch.sigmoid(self.alpha) * y, torch.sigmoid(-self.alpha) * z)  # 1 - s would lose its digits
+
+    def growth(self, x: Tensor, child: Child[G]) -> G:
+        f, skip = child("f", self.f, x), child("skip", self.skip, x)
+        self(x)  # its branches must have one shape
+        _require_out_of_place(self)
+        s, rest = convex_weights(self.alpha)
+        return s * f + rest * skip
+
+
+class PrescaledResidual(Combination):
+    """Sum (x + f(a x)) / (1 + abs(a)), where the number a is learned; at first 1.
+
+    It is 1-Lipschitz if `f` is. With a near 0 it is the identity, with a large one it leaves f(a x) / a alone.
+
+    Arguments:
+        f: The residual branch.
+
+    Shape:
+        Any that `f` takes and returns, to the same.
+
+    >>> PrescaledResidual(nn.Tanh())(torch.zeros(3))
+    tensor([0., 0., 0.], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(self, f: nn.Module) -> None:
+        super().__init__()
+        self.f = _keeping_its_input(f, "PrescaledResidual")
+        self.alpha = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.f(self.alpha * x)
+        _require_one_shape(y, x, "PrescaledResidual")
+        weight = 1 / (1 + self.alpha.abs())
+        return torch.add(weight * x, weight * y)
+
+    def growth(self, x: Tensor, child: Child[G]) -> G:
+        a = self.alpha.double().item()
+        branch = child("alpha", Scale(a), x) * child("f", self.f, a * x)
+        self(x)
+        _require_out_of_place(self)
+        weight = 1 / (1 + abs(a))
+        return weight * child("skip", nn.Identity(), x) + weight * branch
+
+
+class ConcatResidual(Combination):
+    """Apply `f` to the second half of the channels, and leave the first half as it is.
+
+    It is 1-Lipschitz if `f` is, and orthogonal if `f` is. A `ChannelShuffle` of two groups mixes the halves.
+
+    Arguments:
+        f: The residual branch, for half of the channels.
+
+    Shape:
+        (b, c, ...) with an even c, to the channels of `f` after c / 2 others.
+
+    >>> ConcatResidual(nn.ReLU())(torch.tensor([[-1.0, -2.0]]))
+    tensor([[-1.,  0.]])
+    """
+
+    def __init__(self, f: nn.Module) -> None:
+        super().__init__()
+        self.f = _keeping_its_input(f, "ConcatResidual")
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, changed = self._halves(x)
+        return torch.cat((kept, self.f(changed)), 1)
+
+    def growth(self, x: Tensor, child: Child[G]) -> G:
+        kept, changed = self._halves(x)
+        growth = child("skip", nn.Identity(), kept).parallel(child("f", self.f, changed))
+        self(x)
+        _require_out_of_place(self)
+        return growth
+
+    def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.ndim < 2 or x.shape[1] % 2:
+            raise ValueError(f"ConcatResidual takes (b, c, ...) with an even c, got shape {tuple(x.shape)}")
+        first, second = x.chunk(2, 1)
+        return first, second
 
 
 class ConvexSum(nn.Module):
@@ -61,3 +139,21 @@ class ConvexSum(nn.Module):
 def convex_weights(alpha: Tensor) -> tuple[float, float]:
     """Return sigmoid(alpha) and 1 minus it, each with all its digits."""
     return torch.sigmoid(alpha.double()).item(), torch.sigmoid(-alpha.double()).item()
+
+
+def _keeping_its_input(f: nn.Module, name: str) -> nn.Module:
+    for part, module in f.named_modules():
+        if getattr(module, "inplace", False):
+            raise ValueError(f"{name} needs its input unchanged, but {part or 'f'} is in place: {module}")
+    return f
+
+
+def _require_one_shape(y: Tensor, z: Tensor, name: str) -> None:
+    if y.shape != z.shape:
+        raise ValueError(f"{name} needs branches of one shape, got {tuple(y.shape)} and {tuple(z.shape)}")
+
+
+def _require_out_of_place(module: nn.Module) -> None:
+    """Raise an error if a part has been told to work in place since the module was made."""
+    if any(getattr(part, "inplace", False) for part in module.modules()):
+        raise TypeError(f"a {type(module).__name__} is bounded only if nothing inside works in place")

@@ -3,17 +3,23 @@
 Singla and Feizi, Skew Orthogonal Convolutions, ICML 2021.
 """
 
-__all__ = ["ExpLinear", "SOCConv2d"]
+__all__ = ["ExpLinear", "SOCConv2d", "SOCConvTranspose2d", "TaylorSOCConv2d"]
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from orthoconv.nn.arguments import Pair
+from orthoconv.linalg import norm_bound, skew_exponential
+from orthoconv.nn.arguments import Pair, positive_int
+from orthoconv.nn.convolution import TransposedConv2d
+from orthoconv.nn.kernel import KernelConv2d, circular_conv2d, kernel_units
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
+from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.spectral import UnscaledConv2d
 
 
@@ -54,13 +60,123 @@ class SOCConv2d(UnscaledConv2d):
         if self.identity:
             nn.init.zeros_(self.weight)
 
-    @staticmethod
-    def orthogonalize(W: Tensor) -> Tensor:
-        return _skew_exponential(W)
+    orthogonalize = staticmethod(skew_exponential)
 
     def matrices(self, kernel: Tensor, size: Pair) -> Tensor:
         o, i = self.kernel_shape[0] // self.groups, self.kernel_shape[1]
         return super().matrices(kernel, size)[..., :o, :i]
+
+
+class SOCConvTranspose2d(TransposedConv2d, SOCConv2d):
+    """Adjoint of the `SOCConv2d` of the same weight from `out_channels` to `in_channels`.
+
+    Arguments are those of `TransposedConv2d`, and `identity` as in `SOCConv2d`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+
+    >>> import torch
+    >>> SOCConvTranspose2d(12, 3, 3, stride=2)(torch.randn(1, 12, 4, 4)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+
+
+class TaylorSOCConv2d(KernelConv2d):
+    r"""Nonexpansive convolution: the first terms of the exponential of a skew convolution, in space.
+
+    .. math:: \Big(1 + \frac{1}{(m+1)!}\Big)^{-1} \sum_{k=0}^m \frac{A^k}{k!}, \qquad A = \frac{W - W^*}{2 \max(s, 1)}
+
+    This is the published form: each term is one more convolution with a small kernel, and nothing is transformed. The
+    number s is an upper bound of the norm of (W - W*) / 2 on images of any size: sqrt(kh kw) times the least norm of
+    four matrices made of the kernel (Singla and Feizi, Fantastic Four, 2021), each bounded from above
+    (`linalg.norm_bound`). Hence \|A\| <= 1, the sum has norm at most 1 + 1 / (m+1)!, and the layer at most 1. Public
+    code takes s from a power iteration, which is a lower bound, and leaves out the rest of the series.
+
+    Its singular values are at least 1 - 2 / (m+1)! for an isometry: 3e-10 below 1 for 12 terms.
+
+    Arguments are those of `BaseConv2d`, and
+
+        terms: Number m of convolutions, at least 1.
+        identity: Whether the weight starts as zero and the layer as the identity; otherwise it is random.
+
+    Attributes: `weight`, the kernel of W, (groups c, c, kh, kw) with c as in `SOCConv2d`; `bias`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+
+    >>> TaylorSOCConv2d(4, 8, 3).singular_values((5, 6)).max().item() <= 1 + 1e-6
+    True
+    """
+
+    guarantee: ClassVar[Guarantee | None] = "nonexpansive"
+
+    def set_up(self, *, terms: int = 12, identity: bool = False) -> None:
+        o, i, kh, kw = self.kernel_shape
+        c = max(o // self.groups, i)
+        self.terms, self.identity = positive_int("terms", terms), bool(identity)
+        if any(k % 2 == 0 and d > 1 for k, d in zip((kh, kw), self.dilation, strict=True)):
+            raise ValueError(
+                f"TaylorSOCConv2d takes an odd number of dilated taps, or W* has others than W; got {kh} x {kw} taps "
+                f"with dilation={self.dilation}"
+            )
+        self.weight = self.new_parameter(self.groups * c, c, kh, kw)
+
+    def reset_parameters(self) -> None:
+        """Initialise as PyTorch does for a convolution, or as zero."""
+        super().reset_parameters()
+        if self.identity:
+            nn.init.zeros_(self.weight)
+
+    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
+        """Kernel of A, (g c, c, kh, kw), with an odd number of taps on each axis."""
+        kh, kw = sources[0].shape[2:]
+        W = F.pad(sources[0], (1 - kw % 2, 0, 1 - kh % 2, 0)).unflatten(0, (self.groups, -1))  # (g, c, c, kh, kw)
+        K = 0.5 * (W - W.transpose(1, 2).flip(-2, -1))
+        return torch.cat([part / _scale_of_any_size(part) for part in K])
+
+    def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
+        kernel = self.cached_operator()
+        kernel = -kernel if adjoint else kernel
+        o, i = self.kernel_shape[0] // self.groups, self.kernel_shape[1]
+        x = F.pad(x.unflatten(1, (self.groups, -1)), (0, 0, 0, 0, 0, kernel.shape[1] - (o if adjoint else i)))
+        y: Tensor = x.flatten(1, 2)
+        term = y
+        for k in range(1, self.terms + 1):
+            term = circular_conv2d(term, kernel, None, self.dilation, self.groups) / k
+            y = y + term
+        y = y.unflatten(1, (self.groups, -1))[:, :, : i if adjoint else o].flatten(1, 2) / self._largest
+        return y if bias is None else y + bias[:, None, None]
+
+    def one_tap(self, size: Pair) -> Tensor:
+        A = self.cached_operator()[:, :, 0, 0].unflatten(0, (self.groups, -1))
+        return self._series(A).flatten(0, 1)
+
+    def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
+        return self._series(super().spectrum(size, double=double))
+
+    def inner_units(self, size: Pair) -> float:
+        largest = math.sqrt(min(self.kernel_shape[:2])) + 1  # Frobenius norm of matrices whose norm is at most 1
+        return max(self.spectral_units(size, largest), self.terms + math.e * kernel_units(self.cached_operator()))
+
+    def exported_inner(self, size: Pair) -> nn.Module:
+        D = self.spectrum(size)
+        return PlainSpectrum(D.mH if self.transposed else D, self.geometry.inner_size(size))
+
+    @property
+    def _largest(self) -> float:
+        """Bound of the norm of the sum."""
+        return 1 + 1 / math.factorial(self.terms + 1)
+
+    def _series(self, A: Tensor) -> Tensor:
+        """Sum of the series for A (..., c, c), cut to the layer's channels."""
+        I = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)  # noqa: E741
+        X = I.expand_as(A)
+        for k in range(self.terms, 0, -1):
+            X = I + A @ X / k
+        return X[..., : self.kernel_shape[0] // self.groups, : self.kernel_shape[1]] / self._largest
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, terms={self.terms}"
 
 
 class ExpLinear(BaseLinear):
@@ -87,19 +203,23 @@ class ExpLinear(BaseLinear):
         self.weight = nn.Parameter(self.weight.new_empty(c, c))
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
-        return _skew_exponential(sources[0])[: self.out_features, : self.in_features]
+        return skew_exponential(sources[0])[: self.out_features, : self.in_features]
 
 
-def _skew_exponential(W: Tensor) -> Tensor:
-    """Exponential of (W - W*) / 2, for square W (..., c, c).
+def _scale_of_any_size(K: Tensor) -> Tensor:
+    """Upper bound of the norm of the convolution by K (o, i, kh, kw), on images of any size; or 1, if that is more.
 
-    Its rounding errors grow with the norm of W; two steps of Bjorck's iteration make it orthogonal to the last digits.
+    The gradient at K = 0 is zero.
     """
-    X: Tensor = torch.linalg.matrix_exp(0.5 * (W - W.mH))
-    for _ in range(2):
-        X = 1.5 * X - 0.5 * (X @ (X.mH @ X))
-    return X
+    zero = K.detach().abs().amax() == 0
+    K = torch.where(zero, torch.ones_like(K), K)
+    orders = ((0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1))
+    splits = (1, 2, 2, 3)  # axes of the rows of each matrix
+    matrices = (K.permute(order).flatten(n).flatten(0, n - 1) for order, n in zip(orders, splits, strict=True))
+    norm = math.sqrt(math.prod(K.shape[2:])) * torch.stack([norm_bound(M) for M in matrices]).amin()
+    return torch.where(zero, 1.0, norm.clamp_min(1))
 
 
 register_method("soc", conv=SOCConv2d, linear="cayley")
+register_method("soc_taylor", conv=TaylorSOCConv2d, linear="cayley")
 register_method("exp", linear=ExpLinear)

@@ -41,10 +41,14 @@ class UnscaledConv2d(BaseConv2d):
 
     def transform(self, kernel: Tensor, size: Pair) -> Tensor:
         """Orthogonal matrices (f, g, o, i) from the kernel, on the plane of images of that size."""
+        return self.orthogonalize(self.spectral_weight(kernel, size))
+
+    def spectral_weight(self, kernel: Tensor, size: Pair) -> Tensor:
+        """Matrices (f, g, o, i) of the kernel, on the plane of images of that size."""
         _, i, kh, kw = kernel.shape
         taps = kernel.permute(2, 3, 0, 1).reshape(kh * kw, self.groups, -1, i)
         rows, columns = (fourier.offsets(k, d) for k, d in zip((kh, kw), self.dilation, strict=True))
-        return self.orthogonalize(plane(size, kernel.dtype, kernel.device).matrices(taps, rows, columns))
+        return plane(size, kernel.dtype, kernel.device).matrices(taps, rows, columns)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return self.matrices(sources[0], size)
@@ -88,14 +92,18 @@ class UnscaledConv2d(BaseConv2d):
     def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """`convolve` in the way that was chosen."""
         size = x.shape[-2], x.shape[-1]
-        D = self.cached_operator(size)
+        D = self.formed(self.cached_operator(size))
         D = D.mH if adjoint else D
         if way == "constant":
             return F.conv2d(x, D[0].real.flatten(0, 1)[..., None, None], bias, groups=self.groups)
         return convolve(plane(size, x.dtype, x.device), x, D, bias)
 
     def one_tap(self, size: Pair) -> Tensor:
-        return self.cached_operator(size)[0].flatten(0, 1)
+        return self.formed(self.cached_operator(size))[0].flatten(0, 1)
+
+    def formed(self, operator: Tensor) -> Tensor:
+        """Matrices (f, g, o, i) of the operator, for a method that keeps factors of them."""
+        return operator
 
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
         size = self.geometry.inner_size(size)
@@ -104,7 +112,7 @@ class UnscaledConv2d(BaseConv2d):
             Q = plane(size, self.weight.dtype, self.weight.device).whole(Q)
         if double:
             Q = Q.to(torch.complex128 if Q.is_complex() else torch.float64)
-        return Q.transpose(0, 1).clone()  # what is remembered stays as it is, whatever is done to this
+        return self.formed(Q).transpose(0, 1).clone()  # what is remembered stays as it is, whatever is done to this
 
     def inner_units(self, size: Pair) -> float:
         return self.spectral_units(size, float(torch.linalg.matrix_norm(self.cached_operator(size)).max()))

@@ -26,6 +26,7 @@ class SVCMConv2d(WeightConv2d):
     Arguments are those of `BaseConv2d`, and
 
         mode: "orthogonal" to make all singular values 1, "clip" to make them at most 1.
+        identity: Whether the weight starts as the identity kernel; otherwise as that of nn.Conv2d.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
@@ -36,10 +37,10 @@ class SVCMConv2d(WeightConv2d):
     1.0
     """
 
-    def set_up(self, *, mode: Literal["orthogonal", "clip"] = "orthogonal") -> None:
+    def set_up(self, *, mode: Literal["orthogonal", "clip"] = "orthogonal", identity: bool = False) -> None:
         if mode not in ("orthogonal", "clip"):
             raise ValueError(f'mode must be "orthogonal" or "clip", got {mode!r}')
-        super().set_up()
+        super().set_up(identity=identity)
         self.mode = mode
         self._last_size: Pair | None = None
 

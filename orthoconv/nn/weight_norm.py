@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.linalg import weight_norm
+from orthoconv.nn.identity import identity_
 from orthoconv.nn.reparametrized import Reparametrized
 
 Signs = Literal["random"] | Sequence[int] | Tensor | None
@@ -28,8 +29,10 @@ class WeightNormed(Reparametrized):
         self.register_buffer("signs", _check_signs(signs, n, self.weight))
 
     def reset_parameters(self) -> None:
-        """Initialise as PyTorch does; g = |V|, so that g V / |V| starts as V."""
+        """Initialise as PyTorch does, or as the identity; g = |V|, so that g V / |V| starts as V."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.identity:
+            identity_(self.weight, getattr(self, "groups", 1), turns=False)
         nn.init.constant_(self.g, torch.linalg.vector_norm(self.weight.detach()))
         self.reset_bias()
 

@@ -2,13 +2,28 @@
 
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.loop import Recipe, TrainingError, fit
-from orthoconv.train.losses import hinge_loss, offset_cross_entropy
-from orthoconv.train.schedule import piecewise_triangular
+from orthoconv.train.losses import (
+    certificate_regularizer,
+    emma_loss,
+    gloro_loss,
+    hinge_loss,
+    hkr_loss,
+    kr_loss,
+    logit_annealing,
+    offset_cross_entropy,
+    regularized_cross_entropy,
+    soft_hkr_loss,
+    tau_cross_entropy,
+    vra_loss,
+)
+from orthoconv.train.objectives import OBJECTIVES
+from orthoconv.train.schedule import linear, piecewise_triangular
 from orthoconv.train.wasserstein import CriticRecipe, WassersteinEstimate, wasserstein_distance
 from orthoconv.weights import CheckpointError, load_weights, save_weights
 
 __all__ = ["CheckpointError", "CriticRecipe", "Recipe", "TrainingError", "WassersteinEstimate", "fit", "hinge_loss"]
 __all__ += [
+    "linear",
     "load_checkpoint",
     "load_weights",
     "offset_cross_entropy",
@@ -17,3 +32,5 @@ __all__ += [
     "save_weights",
 ]
 __all__ += ["wasserstein_distance"]
+__all__ += ["OBJECTIVES", "certificate_regularizer", "emma_loss", "gloro_loss", "hkr_loss", "kr_loss"]
+__all__ += ["logit_annealing", "regularized_cross_entropy", "soft_hkr_loss", "tau_cross_entropy", "vra_loss"]

@@ -2,99 +2,30 @@
 
 __all__ = ["Recipe", "TrainingError", "fit"]
 
-import math
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
+from orthoconv import budget
+from orthoconv.certificates.constants import PairwiseConstants
 from orthoconv.data.batching import augment, epoch_order, generator
 from orthoconv.data.split import Split
+from orthoconv.devices import device_of
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
-from orthoconv.train.distributed import World, total
-from orthoconv.train.losses import hinge_loss, offset_cross_entropy
-from orthoconv.train.schedule import piecewise_triangular
+from orthoconv.train.distributed import World, average_gradients, share_buffers, total
+from orthoconv.train.metering import Meter, TrainingError
+from orthoconv.train.objectives import OBJECTIVES
+from orthoconv.train.recipe import YOUNGER, Recipe
+from orthoconv.train.schedule import SCHEDULES
 from orthoconv.weights import CheckpointError
 
-_LOSSES = ("hinge", "cross_entropy", "offset_cross_entropy")
-_ONLY_FOR = {"offset": "offset_cross_entropy", "temperature": "offset_cross_entropy"}  # fields that one loss needs
+_CHECKPOINT_SECONDS = 180  # that a run loses at most when it is killed
 _FIGURES = ("epoch", "step", "loss", "accuracy", "lr", "seconds")
-
-
-class TrainingError(Exception):
-    """A run cannot continue; the message says at which step, and which checkpoint there is."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train.
-
-    Attributes:
-        epochs: Passes over the data.
-        batch_size: Images in a step, over all processes.
-        lr: Highest learning rate.
-        loss: "hinge", "cross_entropy" or "offset_cross_entropy".
-        eps0: Radius for which the hinge loss asks for a certificate.
-        margin_factor: Factor of the margin, margin_factor * lipschitz * eps0: 1 in the released code, sqrt(2) in the
-            paper.
-        lipschitz: Lipschitz bound in the margin. By default that of the network, if `orthoconv train` builds it, and
-            otherwise 1.
-        augment: Whether to crop and flip.
-        project_every: Steps between the projections of layers that have a method `project`; also after each epoch.
-        checkpoint_every: Steps between checkpoints; 0 for one after each epoch only.
-        seed: Seed of the weights, the order of the images and the augmentation.
-        offset: Lead that the loss "offset_cross_entropy" asks of the true class.
-        temperature: Number that the loss "offset_cross_entropy" divides logits by.
-    """
-
-    epochs: int = 10
-    batch_size: int = 256
-    lr: float = 0.01
-    loss: Literal["hinge", "cross_entropy", "offset_cross_entropy"] = "hinge"
-    eps0: float = 0.5
-    margin_factor: float = 1.0
-    lipschitz: float | None = None
-    augment: bool = True
-    project_every: int = 100
-    checkpoint_every: int = 0
-    seed: int = 0
-    offset: float = 0.4
-    temperature: float = 0.25
-
-    def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("project_every", 1), ("checkpoint_every", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value!r}")
-        bound = () if self.lipschitz is None else ("lipschitz",)
-        for name in ("lr", "eps0", "margin_factor", "temperature", *bound):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-                raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        if type(self.offset) not in (int, float) or not 0 <= self.offset <= sys.float_info.max:
-            raise ValueError(f"offset must be at least 0 and finite, got {self.offset!r}")
-        if self.loss not in _LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {self.loss!r}")
-        if type(self.augment) is not bool:
-            raise ValueError(f"augment must be True or False, got {self.augment!r}")
-        if type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed must be an int of 64 bits, got {self.seed!r}")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The fields that the weights depend on; runs are the same run if these are equal.
-
-        Fields that only another loss needs are left out. Records and checkpoints of older versions do not have them.
-        """
-        unused = {"checkpoint_every", *(name for name, loss in _ONLY_FOR.items() if loss != self.loss)}
-        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 def fit(
@@ -113,80 +44,122 @@ def fit(
     with the same weights as one that never stopped. If that checkpoint ends an epoch, its figures are yielded again,
     because the process may have died before it could use them.
 
+    Everything is computed on the device of the model. The images are moved there once, if they are few enough. On an
+    accelerator the figures of the steps are read, and `on_step` is called, every `budget.READ_EVERY` steps.
+
     Arguments:
         model: Function of images to logits.
-        data: Training images, all in memory.
+        data: Training images, all in memory, on any device.
         recipe: How to train.
         checkpoint: File to write checkpoints to, each in place of the one before.
         resume: Whether to continue from `checkpoint`, if it exists.
         world: This process among those of a distributed run.
-        on_step: Called after each step with its figures.
+        on_step: Called with the figures of the epoch so far when they are read; on a CPU after each step.
     """
     n, size = len(data.labels), recipe.batch_size
     if size > n or size % world.size:
         raise ValueError(f"batch_size must be at most {n} and a multiple of {world.size} processes, got {size}")
     steps, recipe = n // size, replace(recipe, lipschitz=1.0 if recipe.lipschitz is None else recipe.lipschitz)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
-    done, sums = 0, [0.0] * 3
+    done, sums, saved = 0, [0.0] * 3, time.monotonic()
     if resume and checkpoint.exists():
         done, sums, last = _resume(checkpoint, model, optimizer, recipe)
         if last:
             yield last
-    engine = model if world.size == 1 else DistributedDataParallel(model)
+    engine: Any = torch.compile(model) if recipe.compile else model
+    constants, meter, data = _constants(model, data, recipe), Meter(model, sums), _placed(data, device_of(model))
     model.train()
 
     for epoch in range(done // steps, recipe.epochs):
         order, started = epoch_order(n, recipe.seed, epoch), time.perf_counter()
         for k in range(done % steps, steps):
-            rate = piecewise_triangular((done + 1) / (recipe.epochs * steps), recipe.lr)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
+            progress = (done + 1) / (recipe.epochs * steps)
+            rate = _set_rate(optimizer, SCHEDULES[recipe.schedule](progress, recipe.lr))
             x, labels = _batch(data, order[k * size : (k + 1) * size], recipe, epoch, k, world)
-            loss, figures = _loss(engine, x, labels, recipe)
-            optimizer.zero_grad()
-            loss.backward()
-            _require_finite(loss, model, done, checkpoint)
+            loss, figures = _loss(engine, constants, x, labels, recipe, progress)
+            _differentiate(loss, model, world)
+            meter.check(done + 1, loss, _kept(checkpoint))
             optimizer.step()
             done += 1
             if done % recipe.project_every == 0:
                 _project(model)
 
-            sums = [a + b for a, b in zip(sums, total(figures, world).tolist(), strict=True)]
-            if on_step is not None:
-                on_step({"step": done, "epoch": epoch, "loss": sums[0] / sums[2], "accuracy": sums[1] / sums[2]})
-            if k + 1 < steps and recipe.checkpoint_every and done % recipe.checkpoint_every == 0:
-                _save(checkpoint, model, optimizer, recipe, done, sums, None, world)
+            meter.add(total(figures, world))
+            save = k + 1 < steps and _is_due(recipe, done, saved, world)
+            if save or k + 1 == steps or meter.is_due(done):
+                sums = meter.read(_kept(checkpoint))
+                _report(on_step, done, epoch, sums)
+            if save:
+                saved = _save(checkpoint, model, optimizer, recipe, done, sums, None, world)
 
         _project(model)
         values = (epoch + 1, done, sums[0] / sums[2], sums[1] / sums[2], rate, time.perf_counter() - started)
         last, sums = dict(zip(_FIGURES, values, strict=True)), [0.0] * 3
-        _save(checkpoint, model, optimizer, recipe, done, sums, last, world)
+        meter.reset(sums)
+        saved = _save(checkpoint, model, optimizer, recipe, done, sums, last, world)
         yield last
         model.train()
 
 
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def _constants(model: nn.Module, data: Split, recipe: Recipe) -> PairwiseConstants | None:
+    """Return the constants of each pair of classes, for a loss that asks for them."""
+    pairwise = OBJECTIVES[recipe.loss].pairwise
+    return PairwiseConstants(model, data.images.shape[1:], recipe.lipschitz or 1.0) if pairwise else None
+
+
+def _placed(data: Split, device: torch.device) -> Split:
+    """Return the data on the device, if it fits there beside the model."""
+    fits = data.images.numel() * data.images.element_size() <= budget.DATA_BYTES
+    return Split(data.images.to(device), data.labels.to(device)) if fits else data
+
+
+def _report(on_step: Callable[[dict[str, Any]], object] | None, done: int, epoch: int, sums: list[float]) -> None:
+    if on_step is not None:
+        on_step({"step": done, "epoch": epoch, "loss": sums[0] / sums[2], "accuracy": sums[1] / sums[2]})
+
+
+def _kept(checkpoint: Path) -> str:
+    if checkpoint.exists():
+        return f"; the last good checkpoint is {checkpoint}"
+    return "; no checkpoint was written yet"
+
+
 def _batch(data: Split, indices: Tensor, recipe: Recipe, epoch: int, step: int, world: World) -> tuple[Tensor, Tensor]:
     """Return the share of this process of a batch, augmented as a whole."""
+    indices = indices.to(data.images.device)
     x, labels = data.images[indices], data.labels[indices]
     if recipe.augment:
-        x = augment(x, generator(recipe.seed, epoch, step))
+        x = augment(x, generator(recipe.seed, epoch, step), recipe.shift)
     return x[world.rank :: world.size], labels[world.rank :: world.size]
 
 
-def _loss(engine: nn.Module, x: Tensor, labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
+def _loss(
+    engine: nn.Module, pairwise: PairwiseConstants | None, x: Tensor, labels: Tensor, recipe: Recipe, progress: float
+) -> tuple[Tensor, Tensor]:
     """Return the loss, and three sums over the batch: of losses, of correct classes, of images."""
-    device = next(engine.parameters()).device
+    device = device_of(engine)
     x, labels = x.to(device), labels.to(device)
-    logits = engine(x)
-    if recipe.loss == "hinge":
-        loss = hinge_loss(logits, labels, recipe.margin_factor * (recipe.lipschitz or 1.0) * recipe.eps0)
-    elif recipe.loss == "offset_cross_entropy":
-        loss = offset_cross_entropy(logits, labels, recipe.offset, recipe.temperature)
-    else:
-        loss = F.cross_entropy(logits, labels)
+    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+        logits = engine(x)
+    logits = logits.float() if recipe.precision == "bf16" else logits
+    differences = None if pairwise is None else pairwise()
+    loss = OBJECTIVES[recipe.loss].loss(logits, labels, recipe.constants(progress), differences)
     correct = (logits.detach().argmax(1) == labels).sum()
-    return loss, torch.stack((loss.detach() * len(x), correct, torch.tensor(len(x), device=device))).double()
+    figures = torch.stack((loss.detach() * len(x), correct, torch.full_like(correct, len(x))))
+    return loss, figures.double() if budget.has_double(device) else figures
+
+
+def _differentiate(loss: Tensor, model: nn.Module, world: World) -> None:
+    """Replace the gradients of the parameters by those of the loss, its mean over all processes."""
+    model.zero_grad()
+    loss.backward()
+    average_gradients(model, world)
 
 
 def _project(model: nn.Module) -> None:
@@ -195,26 +168,25 @@ def _project(model: nn.Module) -> None:
             project()
 
 
-def _require_finite(loss: Tensor, model: nn.Module, done: int, checkpoint: Path) -> None:
-    """Stop before a step that would spoil the weights."""
-    norms = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
-    if bool(torch.isfinite(loss)) and bool(torch.isfinite(torch.stack(list(norms.values())).sum())):
-        return
-    worst = max(norms, key=lambda name: math.inf if not norms[name].isfinite() else norms[name].item())
-    kept = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "no checkpoint was written yet"
-    raise TrainingError(
-        f"step {done + 1}: the loss is {loss.item()}; the largest gradient is that of {worst} "
-        f"({norms[worst].item():.3g}); {kept}. A lower learning rate may help."
-    )
-
-
 def _save(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, done: int, sums: list[float],
     last: dict[str, Any] | None, world: World,
-) -> None:  # fmt: skip
+) -> float:  # fmt: skip
+    """Write a checkpoint, and return the time."""
+    share_buffers(model, world)
     if world.rank == 0:
         state = {"done": done, "sums": sums, "recipe": asdict(recipe), "last": last}
         save_checkpoint(path, model, optimizer, state)
+    return time.monotonic()
+
+
+def _is_due(recipe: Recipe, done: int, saved: float, world: World) -> bool:
+    """Return whether a checkpoint is written within an epoch; `saved` is the time of the last one.
+
+    Several processes go by steps alone, since their clocks differ and all of them take part.
+    """
+    by_steps = recipe.checkpoint_every and done % recipe.checkpoint_every == 0
+    return bool(by_steps) or (world.size == 1 and time.monotonic() - saved > _CHECKPOINT_SECONDS)
 
 
 def _resume(
@@ -229,7 +201,8 @@ def _resume(
         isinstance(last, dict) and tuple(last) == _FIGURES and _are_numbers(list(last.values()), len(_FIGURES))
     ):
         raise CheckpointError(f"{path} has figures of an epoch that cannot be read: {last!r}")
-    ours = recipe.settings
+    ours = {**{name: getattr(recipe, name) for name in YOUNGER}, **recipe.settings}
+    theirs = {**YOUNGER, **theirs}
     if changed := [k for k, v in ours.items() if theirs.get(k) != v]:
         raise CheckpointError(
             f"{path} is of a run with {changed[0]}={theirs.get(changed[0])!r}, "

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthoconv import budget
 from orthoconv.certificates import lipschitz_bound
 from orthoconv.data.batching import generator
-from orthoconv.train.loop import TrainingError
+from orthoconv.devices import move
+from orthoconv.train.metering import Meter
 
 _CHUNK = 500
 
@@ -69,30 +71,33 @@ def wasserstein_distance(
 
     Arguments:
         critic: Function of images to one number each, which `lipschitz_bound` can bound.
-        p: Sample (n, c, h, w).
+        p: Sample (n, c, h, w), on any device.
         q: Sample (m, c, h, w).
         recipe: How to train the critic.
         held_out: Two other samples of the same distributions, whose distance is reported; by default p and q.
-        on_step: Called after each step with its number and the difference of the batch.
+        on_step: Called with the number of a step and the difference of its batch; on a CPU after each step, on an
+            accelerator every `budget.READ_EVERY` steps.
     """
     if p.shape[1:] != q.shape[1:]:
         raise ValueError(f"both samples need the same shape, got {tuple(p.shape[1:])} and {tuple(q.shape[1:])}")
     optimizer = torch.optim.RMSprop(critic.parameters(), lr=recipe.lr)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, recipe.decay ** (1 / recipe.steps))
+    meter, (p, q) = Meter(critic, [0.0], "difference"), _placed(critic, p, q)
     critic.train()
     for step in range(recipe.steps):
         source = generator(recipe.seed, 0, step)
-        x, y = (s[torch.randint(len(s), (recipe.batch_size,), generator=source)] for s in (p, q))
+        chosen = (s[torch.randint(len(s), (recipe.batch_size,), generator=source).to(s.device)] for s in (p, q))
+        x, y = move(critic, *chosen)
         gain = critic(x).mean() - critic(y).mean()
         optimizer.zero_grad()
         (-gain).backward()
-        slopes = [p.grad.norm() for p in critic.parameters() if p.grad is not None]
-        if not bool(torch.isfinite(torch.stack([gain.detach().abs(), *slopes]).sum())):
-            raise TrainingError(f"step {step + 1}: the difference is {gain.item()}; a lower learning rate may help")
+        meter.check(step + 1, gain)
         optimizer.step()
         schedule.step()
-        if on_step is not None:
-            on_step(step + 1, gain.item())
+        if meter.is_due(step + 1) or step + 1 == recipe.steps:
+            meter.read()
+            if on_step is not None:
+                on_step(step + 1, gain.item())
     for module in critic.modules():
         if callable(project := getattr(module, "project", None)):
             project()
@@ -105,4 +110,10 @@ def wasserstein_distance(
 @torch.no_grad()
 def _mean(f: nn.Module, x: Tensor) -> float:
     """Return the mean of f over all of x, in float64."""
-    return sum(float(f(part).double().sum()) for part in x.split(_CHUNK)) / len(x)
+    return sum(float(f(*move(f, part)).cpu().double().sum()) for part in x.split(_CHUNK)) / len(x)
+
+
+def _placed(model: nn.Module, *samples: Tensor) -> tuple[Tensor, ...]:
+    """Return samples on the device of the model, if they fit there beside it."""
+    fit = sum(s.numel() * s.element_size() for s in samples) <= budget.DATA_BYTES
+    return move(model, *samples) if fit else samples

@@ -10,6 +10,7 @@ import torch
 from orthoconv import models
 from orthoconv.lab import plots
 from orthoconv.lab.benchmark import BATCHES, PANELS, PAPER, Benchmark
+from orthoconv.lab.machine import use_device
 
 
 def networks(
@@ -21,23 +22,25 @@ def networks(
     threads: int | None = None,
     keep_memory: bool = False,
     out: Path = Path("runs/bench"),
+    device: str = "auto",
 ) -> None:
     """Time networks with each method's layers: the paper's two runtime tables.
 
     Args:
         names: kwlarge, resnet9, wide_resnet10_10.
         widths: Factors of the channels of kwlarge; the others are timed as they are.
-        methods: Columns; by default all. `listing` needs the folder benchmarks, `aoc` the package orthogonium.
+        methods: Columns; by default all. `listing` needs the folder benchmarks, `orthogonium` (its AOC) that package.
         rounds: Steps of each method that are measured, taking turns.
         batch: Images in a batch; by default 256, 128 and 32 for the three networks.
         threads: Threads to use.
         keep_memory: Whether the allocator keeps freed memory, as in `orthoconv train`.
         out: Folder of the JSON file and the picture.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     cases = [(name, width) for name in names for width in (widths if name == "kwlarge" else [1])]
     if unknown := [name for name in names if name not in models.NETWORKS]:
         raise ValueError(f"names must be among {', '.join(models.NETWORKS)}, got {', '.join(unknown)}")
-    bench = Benchmark("networks", methods, rounds, threads, keep_memory, out)
+    bench = Benchmark("networks", methods, rounds, threads, keep_memory, out, use_device(device))
     for name, width in cases:
         b = batch or BATCHES[name]
         built = {method: bench.network(method, name, width) for method in bench.methods}
@@ -54,6 +57,7 @@ def layers(
     threads: int | None = None,
     keep_memory: bool = False,
     out: Path = Path("runs/bench"),
+    device: str = "auto",
 ) -> None:
     """Time one layer of each method against image size, channels, kernel size, and the ratio of channels.
 
@@ -65,10 +69,11 @@ def layers(
         threads: Threads to use.
         keep_memory: Whether the allocator keeps freed memory, as in `orthoconv train`.
         out: Folder of the JSON file and the picture.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     if unknown := [panel for panel in panels if panel not in PANELS]:
         raise ValueError(f"panels must be among {', '.join(PANELS)}, got {', '.join(unknown)}")
-    bench = Benchmark("layers", methods, rounds, threads, keep_memory, out)
+    bench = Benchmark("layers", methods, rounds, threads, keep_memory, out, use_device(device))
     for panel in panels:
         title, cases = PANELS[panel]
         for case in cases:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orthoconv.data import Split
 from orthoconv.lab.configs import ModelSpec, Training
 from orthoconv.lab.evaluation import evaluate_model, table
+from orthoconv.lab.machine import use_device
 from orthoconv.lab.plots import plot_demo
 from orthoconv.lab.reports import write_report
 from orthoconv.lab.runs import Run
@@ -30,6 +31,7 @@ def demo(
     attack_examples: int = 200,
     apgd_iterations: int = 50,
     seed: int = 0,
+    device: str = "auto",
 ) -> None:
     """Train, certify and attack a Cayley network and the same network of plain layers on handwritten digits.
 
@@ -39,7 +41,9 @@ def demo(
         attack_examples: Test images to attack.
         apgd_iterations: Iterations of each APGD.
         seed: Seed of the weights, the order of the images and the attacks.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
+    place = use_device(device)
     recipe = Recipe(epochs=epochs, batch_size=64, augment=False, seed=seed)
     rows, runs = {}, {}
     for conv in ("cayley", "plain"):
@@ -47,15 +51,16 @@ def demo(
         if run.config_path.exists():
             shutil.rmtree(run.folder)
         print(f"\n{conv} layers")
-        train_run(run, Training("digits", ModelSpec(conv=conv, width=0.5), recipe))
+        train_run(run, Training("digits", ModelSpec(conv=conv, width=0.5), recipe), device=place)
         test = run.load_data()[1]
         rows[conv] = evaluate_model(
-            run.load_model(), test, run, attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed
-        )
+            run.load_model().to(place), test, run, attack_examples=attack_examples, apgd_iterations=apgd_iterations,
+            seed=seed,
+        )  # fmt: skip
     print(f"\n{table(rows)}\n\nEvery certified image survived every attack.")
     picture = _picture(out, runs, test)
     print(f"\npicture of a layer: {picture}")
-    print(f"report: {write_report(out / 'cayley', [out / 'plain'])}")
+    print(f"report: {write_report(out / 'cayley', [out / 'plain'], place)}")
 
 
 def _picture(out: Path, runs: dict[str, Run], test: Split) -> Path:

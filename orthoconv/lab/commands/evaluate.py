@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orthoconv.certificates import EPS
 from orthoconv.lab.evaluation import evaluate_model, table
+from orthoconv.lab.machine import use_device
 from orthoconv.lab.paper.records import append_record, run_record
 from orthoconv.lab.runs import Run
 
@@ -20,6 +21,7 @@ def evaluate(
     apgd_iterations: int = 100,
     seed: int = 0,
     record: Path | None = None,
+    device: str = "auto",
 ) -> None:
     """Certify the whole test set of a run; attack a part of it by PGD and by AutoAttack's APGD with both losses.
 
@@ -32,10 +34,11 @@ def evaluate(
         apgd_iterations: Iterations of each APGD.
         seed: Seed of the attacks.
         record: File of results, JSON lines, to append the whole run to: configuration, metrics, evaluation.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     folder = Run(run, data_dir)
     row = evaluate_model(
-        folder.load_model(), folder.load_data()[1], folder, eps=eps, certified_eps=certified_eps,
+        folder.load_model().to(use_device(device)), folder.load_data()[1], folder, eps=eps, certified_eps=certified_eps,
         attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed,
     )  # fmt: skip
     print(table({folder.config["model"]["conv"]: row}))

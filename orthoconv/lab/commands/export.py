@@ -7,8 +7,10 @@ from typing import Literal
 
 import torch
 
+from orthoconv.devices import move
 from orthoconv.exporting import export as plain_modules
 from orthoconv.exporting import to_onnx
+from orthoconv.lab.machine import use_device
 from orthoconv.lab.runs import Run
 
 
@@ -16,6 +18,7 @@ def export(
     run: Path,
     out: Path | None = None,
     format: Literal["onnx", "pt2"] = "onnx",  # noqa: A002
+    device: str = "auto",
 ) -> None:
     """Write the network of a run as a file of real arithmetic: images in, logits out, any number of images.
 
@@ -23,10 +26,12 @@ def export(
         run: Folder of the run.
         out: File to write; by default model.onnx or model.pt2 in the folder.
         format: onnx, or pt2 for torch.export.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     folder = Run(run)
-    model, x = folder.load_model(), torch.rand(8, *folder.input_shape, generator=torch.Generator().manual_seed(0))
-    plain = plain_modules(model, x.shape[1:])
+    model = folder.load_model().to(use_device(device))
+    x = torch.rand(8, *folder.input_shape, generator=torch.Generator().manual_seed(0))
+    plain = plain_modules(model, x.shape[1:]).cpu()
     path = out or folder.folder / f"model.{format}"
     if format == "onnx":
         to_onnx(model, x, path)
@@ -34,5 +39,5 @@ def export(
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.export.save(torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)), path)
     with torch.no_grad():
-        difference = (plain(x) - model(x)).abs().max().item()
+        difference = (plain(x) - model(*move(model, x)).cpu()).abs().max().item()
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, largest difference to the model {difference:.1e}")

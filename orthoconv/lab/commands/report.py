@@ -4,14 +4,16 @@ __all__ = ["report"]
 
 from pathlib import Path
 
+from orthoconv.lab.machine import use_device
 from orthoconv.lab.reports import write_report
 
 
-def report(run: Path, compare: list[Path] | None = None) -> None:
+def report(run: Path, compare: list[Path] | None = None, device: str = "auto") -> None:
     """Write report.html into the folder of a run: curves, certificates, attacks, singular values, a gallery.
 
     Args:
         run: Folder of the run, evaluated.
         compare: Folders of other runs to put beside it, evaluated.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
-    print(f"report: {write_report(run, compare or [])}")
+    print(f"report: {write_report(run, compare or [], use_device(device))}")

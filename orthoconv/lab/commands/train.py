@@ -2,11 +2,18 @@
 
 __all__ = ["train"]
 
+import contextlib
+import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from orthoconv.lab.configs import ModelSpec, Training
+from orthoconv.lab.locks import locked
+from orthoconv.lab.machine import use_device
+from orthoconv.lab.preset import preset_opening
 from orthoconv.lab.runs import Run
 from orthoconv.lab.training import train_run
 from orthoconv.train import Recipe
@@ -23,6 +30,10 @@ def train(
     resume: bool = False,
     threads: int | None = None,
     examples: int = 0,
+    preset: str | None = None,
+    device: str = "auto",
+    precision: Literal["float32", "bf16"] | None = None,
+    compile: bool | None = None,  # noqa: A002
 ) -> None:
     """Train a network and certify it after each epoch.
 
@@ -35,9 +46,19 @@ def train(
         resume: Continue from the last checkpoint of the folder, if there is one.
         threads: Threads of the CPU to use; by default all.
         examples: Training images to use, the first ones; 0 for all.
+        preset: Recipe of the package: cifar10-fast, cifar10-best, digits or fashion. Other options override its fields.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
+        precision: float32 or bf16, in place of the recipe's.
+        compile: Whether torch.compile translates the network, in place of the recipe's.
     """
+    if preset is not None:
+        print(preset_opening(preset), flush=True)
     if threads is not None:
         if not 1 <= threads <= _MOST_THREADS:
             raise ValueError(f"threads must be from 1 to {_MOST_THREADS}, got {threads}")
         torch.set_num_threads(threads)
-    train_run(Run(out), Training(data, model, recipe, examples), data_dir, resume=resume)
+    own = recipe.compile if compile is None else compile
+    training = Training(data, model, replace(recipe, precision=precision or recipe.precision, compile=own), examples)
+    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    with locked(out) if first else contextlib.nullcontext():
+        train_run(Run(out), training, data_dir, resume=resume, device=use_device(device))

@@ -13,6 +13,7 @@ from orthoconv.attacks import cross_examine
 from orthoconv.certificates import Verification, certify
 from orthoconv.certificates import verify as verify_model
 from orthoconv.data import Split, batches, load
+from orthoconv.lab.machine import use_device
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
 from orthoconv.models.trained import run_arguments
@@ -26,7 +27,12 @@ class VerificationError(Exception):
 
 
 def verify(
-    model: str, data_dir: Path | None = None, images: int = 500, attack: int = 0, lipschitz: float | None = None
+    model: str,
+    data_dir: Path | None = None,
+    images: int = 500,
+    attack: int = 0,
+    lipschitz: float | None = None,
+    device: str = "auto",
 ) -> None:
     """Check each layer of a network and the whole, then attack its certificates. Exits with status 1 if one fails.
 
@@ -38,8 +44,10 @@ def verify(
             own radius by PGD (100 steps, 5 starts) and by APGD with two losses.
         lipschitz: Lipschitz bound that the network should have; by default the one that it was built with, if its
             layers promise one.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     network, test, claimed = _open(model, data_dir)
+    network = network.to(use_device(device))
     result = verify_model(network, test.first(images).images, claimed if lipschitz is None else lipschitz)
     print(_table(result))
     broken = _examine(network, test.first(attack)) if attack else 0

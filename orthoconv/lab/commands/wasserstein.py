@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from orthoconv.lab.distance import RATES, CriticSpec, estimate_distance
+from orthoconv.lab.machine import use_device
 
 
 def wasserstein(
@@ -21,6 +22,7 @@ def wasserstein(
     seed: int = 0,
     data_dir: Path | None = None,
     runs: Path = Path("runs/wasserstein"),
+    device: str = "auto",
 ) -> None:
     """Estimate a Wasserstein distance from below by a 1-Lipschitz critic: images to a generator's, or to shifted ones.
 
@@ -36,10 +38,11 @@ def wasserstein(
         seed: Seed of everything.
         data_dir: Folder of the data set; by default its usual place.
         runs: Folder that keeps the generator.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     spec = CriticSpec(data, other, conv, width, rates=list(rates), shift=shift, examples=examples, seed=seed,
                       recipe={"steps": steps})  # fmt: skip
-    figures = estimate_distance(spec, runs, data_dir)
+    figures = estimate_distance(spec, runs, data_dir, use_device(device))
     for rate, distance in figures["by_rate"].items():
         print(f"learning rate {rate}: {'diverged' if distance is None else round(distance, 4)}")
     print(f"distance at least {figures['distance']:.4f}, Lipschitz bound of the critic {figures['lipschitz']:.7f}")

@@ -1,6 +1,6 @@
 """Experiments: the tables and figures of the paper, how to run each again, and what the paper reports."""
 
-__all__ = ["BUDGETS", "Case", "Experiment", "Row", "experiments_folder", "load_experiment", "names"]
+__all__ = ["BUDGETS", "Case", "Experiment", "Row", "experiments_folder", "load_experiment", "merge", "names"]
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,9 +11,12 @@ import yaml  # type: ignore[import-untyped]
 
 from orthoconv.lab.configs import digest
 from orthoconv.lab.paper.runners import RUNNERS
+from orthoconv.nn import conv_methods
 
 BUDGETS = ("smoke", "short", "paper")
 _FIELDS = {"title", "place", "runner", "base", "series", "sweep", "columns", "rows", "paper", "budgets"}
+_FIELDS |= {"plot", "transposed"}
+_METHOD = "{method}"
 _REQUIRED = {"title", "place", "runner", "rows", "budgets"}
 
 
@@ -71,10 +74,12 @@ class Experiment:
         self.name, self.title, self.place = name, fields["title"], fields["place"]
         self.runner = RUNNERS[fields["runner"]]
         self.rows = [Row(*row) for row in fields["rows"]]
-        self.series: dict[str, dict[str, Any]] = {k: v or {} for k, v in fields.get("series", {"": {}}).items()}
+        self.series: dict[str, dict[str, Any]] = _expand(fields.get("series", {"": {}}))
         self.columns: list[str] = fields.get("columns", list(self.series))
         self.sweep: dict[str, Any] | None = fields.get("sweep")
         self.paper: dict[str, dict[str, list[float]]] = fields.get("paper", {})
+        self.transposed: bool = fields.get("transposed", False)
+        self.plot: list[str] | None = fields.get("plot")
         self._base, self._budgets = fields.get("base", {}), fields["budgets"]
 
     def note(self, budget: str) -> str:
@@ -97,7 +102,7 @@ class Experiment:
                 at = {} if x is None or self.sweep is None else _nested(self.sweep["sets"], x)
                 for name, series in self.series.items():
                     special = chosen.get("series", {}).get(name, {})
-                    config = self.runner.resolve(_merge(self._base, series, own, special, at), seed)
+                    config = self.runner.resolve(merge(self._base, series, own, special, at), seed)
                     cases.append(Case(name, x, seed, config, chosen.get("evaluate", {})))
         return cases
 
@@ -138,17 +143,40 @@ def _number(path: Any) -> int:
         raise ValueError(f"{path} does not begin with its number, as in # 1. Title") from error
 
 
-def _merge(*parts: dict[str, Any]) -> dict[str, Any]:
+def _expand(series: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Repeat a series with {method} in its name for each registered convolution; one of the same name adds to it.
+
+    >>> list(_expand({"A {method}": {}}))[:2]
+    ['A aoc', 'A aol']
+    >>> _expand({"{method}": {"model": {"conv": "{method}"}}, "aol": {"lr": 0.1}})["aol"]
+    {'model': {'conv': 'aol'}, 'lr': 0.1}
+    """
+    expanded: dict[str, dict[str, Any]] = {}
+    for name, config in series.items():
+        for method in conv_methods() if _METHOD in name else [""]:
+            filled = _fill(config or {}, method)
+            column = name.replace(_METHOD, method)
+            expanded[column] = merge(expanded.get(column, {}), filled)
+    return expanded
+
+
+def _fill(value: Any, method: str) -> Any:
+    if isinstance(value, dict):
+        return {k: _fill(v, method) for k, v in value.items()}
+    return method if value == _METHOD else value
+
+
+def merge(*parts: dict[str, Any]) -> dict[str, Any]:
     """Merge nested dictionaries; later values replace earlier ones.
 
-    >>> _merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}
     """
     merged: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-            merged[key] = _merge(merged[key], value) if both else value
+            merged[key] = merge(merged[key], value) if both else value
     return merged
 
 
@@ -164,5 +192,5 @@ def _nested(paths: list[str], value: float) -> dict[str, Any]:
         part: dict[str, Any] = {last: value}
         for key in reversed(outer):
             part = {key: part}
-        tree = _merge(tree, part)
+        tree = merge(tree, part)
     return tree

@@ -5,6 +5,7 @@ __all__ = ["write_pages"]
 from pathlib import Path
 from typing import Any
 
+from orthoconv.files import write_atomically
 from orthoconv.lab import plots
 from orthoconv.lab.pages import render
 from orthoconv.lab.paper.experiment import BUDGETS, Experiment
@@ -30,15 +31,17 @@ def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) ->
             "budget": budget, "note": experiment.note(budget), "table": table, "made": made, "wanted": len(cases),
             "plot": _plot(experiment, table, [record for _, record in made]) if made else "",
         })  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
     heading = f"# {experiment.title}\n\n{experiment.place}."
     text = [f"## {p['budget']}: {p['note']}\n\n{markdown(p['table'])}" for p in parts]
-    (folder / f"{experiment.name}.md").write_text("\n\n".join([heading, *text]) + "\n")
+    write_atomically(folder / f"{experiment.name}.md", ("\n\n".join([heading, *text]) + "\n").encode())
     path = folder / f"{experiment.name}.html"
-    path.write_text(render("reproduce.html.j2", experiment=experiment, parts=parts))
+    write_atomically(path, render("reproduce.html.j2", experiment=experiment, parts=parts).encode())
     return path
 
 
 def _plot(experiment: Experiment, table: Table, records: list[Record]) -> str:
+    if experiment.plot is not None:
+        x, y = (next(row for row in table.rows if row.key == key) for key in experiment.plot)
+        return plots.trade_off(table, x, y)
     layers = {name: values for record in records for name, values in record.get("ratios", {}).items()}
     return plots.ratios(layers) if layers else plots.experiment(experiment, table)

@@ -4,7 +4,9 @@ __all__ = ["best_rates", "split", "try_rate"]
 
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,7 +42,7 @@ def split(data: str, data_dir: Path | None, examples: int) -> tuple[Split, Split
     return Split(images[:n], labels[:n]), Split(images[kept:], labels[kept:])
 
 
-def try_rate(config: Training, training: Split, held_out: Split, name: str) -> dict[str, float]:
+def try_rate(config: Training, training: Split, held_out: Split, name: str, device: torch.device) -> dict[str, float]:
     """Train a network, and return its accuracy on held-out images and the loss of the last epoch.
 
     Arguments:
@@ -48,16 +50,22 @@ def try_rate(config: Training, training: Split, held_out: Split, name: str) -> d
         training: Images to train on.
         held_out: Images to measure accuracy on.
         name: Label of the progress bar.
+        device: Device that computes.
     """
     recipe = config.recipe
     torch.manual_seed(recipe.seed)
-    network = models.build(**build_arguments(asdict(config.model), training))
+    network = models.build(**build_arguments(asdict(config.model), training)).to(device)
     steps = recipe.epochs * (len(training.labels) // recipe.batch_size)
     with tempfile.TemporaryDirectory() as folder, quiet_bar(name, steps) as bar:
         try:
-            *_, last = fit(network, training, recipe, Path(folder) / "checkpoint", on_step=lambda _: bar.update())
+            update = partial(_advance, bar)
+            *_, last = fit(network, training, recipe, Path(folder) / "checkpoint", on_step=update)
         except TrainingError:  # the rate is too high, which is an answer
             return {"accuracy": 0.0}
     certificates = certify(network, batches(held_out, 500), rounding=False)
     certified = certificates.certified_accuracy[36 / 255]
     return {"accuracy": certificates.clean_accuracy, "certified": certified, "loss": last["loss"]}
+
+
+def _advance(bar: Any, figures: dict[str, Any]) -> None:
+    bar.update(figures["step"] - bar.n)

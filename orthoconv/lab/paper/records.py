@@ -2,6 +2,7 @@
 
 __all__ = ["Record", "append_record", "metrics_of", "read_records", "run_record"]
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,8 @@ def read_records(folder: Path) -> list[Record]:
     """Read all records of a folder, file by file, each in the order in which they were appended."""
     records = []
     for path in sorted(folder.glob("*.jsonl")):
-        for k, line in enumerate(path.read_text().splitlines(), 1):
+        text = path.read_text()
+        for k, line in enumerate(text[: _complete(text)].splitlines(), 1):
             try:
                 records.append(json.loads(line))
             except ValueError as error:
@@ -26,17 +28,38 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append a line to a file of records; a full disk leaves the lines that were there."""
+    """Append a line to a file of records; a full disk, or a process killed meanwhile, leaves the lines that were there.
+
+    Processes that append at once take turns. Half a line that a killed process left is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-    except OSError as error:
-        if path.exists():
+    with path.open("a+b", buffering=0) as file:  # a buffer would be written once more when the file is closed
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        text = file.read().decode()
+        text = text[: _complete(text)]
+        size = len(text.encode())
+        os.truncate(path, size)
+        newline = "" if text.endswith("\n") or not text else "\n"
+        line = f"{newline}{json.dumps(record)}\n".encode()
+        try:
+            while line:
+                line = line[file.write(line) :]
+            os.fsync(file.fileno())
+        except OSError as error:
             os.truncate(path, size)  # half a line would spoil the next one, too
-        error.filename = error.filename or str(path)
-        raise
+            error.filename = error.filename or str(path)
+            raise
+
+
+def _complete(text: str) -> int:
+    """Return the length of the text without a last line that is cut short."""
+    start = text.rfind("\n") + 1
+    try:
+        json.loads(text[start:] or "{}")
+    except ValueError:
+        return start
+    return len(text)
 
 
 def run_record(run: Run) -> Record:

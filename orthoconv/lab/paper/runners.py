@@ -1,4 +1,4 @@
-"""How an experiment is run: training, norms of layers, times, or a Wasserstein distance."""
+"""How an experiment is run: training, a comparison of methods, norms of layers, times, or a Wasserstein distance."""
 
 __all__ = ["RUNNERS", "Context", "Runner"]
 
@@ -17,11 +17,12 @@ from orthoconv.lab.configs import Training, digest
 from orthoconv.lab.distance import CriticSpec, estimate_distance
 from orthoconv.lab.evaluation import evaluate_model
 from orthoconv.lab.machine import hardware
+from orthoconv.lab.paper.comparison import measure_method
 from orthoconv.lab.paper.records import metrics_of, run_record
 from orthoconv.lab.runs import Run
 from orthoconv.lab.timing import Figures
 from orthoconv.lab.training import train_run
-from orthoconv.modules import leaf_inputs
+from orthoconv.modules import leaf_inputs, zeros_for
 from orthoconv.nn import BaseConv2d
 from orthoconv.testing import norm_ratios
 
@@ -35,11 +36,13 @@ class Context(NamedTuple):
         runs: Folder with a folder for each run, named by the digest of its configuration.
         data_dir: Folder of the data set; by default its usual place.
         evaluation: Options of `evaluate_model`.
+        device: Device that computes.
     """
 
     runs: Path
     data_dir: Path | None
     evaluation: Config
+    device: torch.device = torch.device("cpu")
 
 
 class Runner(NamedTuple):
@@ -64,14 +67,14 @@ def _trained(config: Config, context: Context) -> Run:
     """Return the run of a complete configuration after training it to the end."""
     run = Run(context.runs / digest(config), context.data_dir)
     if not run.weights_path.exists():
-        train_run(run, Training.of(config), context.data_dir, resume=True)
+        train_run(run, Training.of(config), context.data_dir, resume=True, device=context.device)
     return run
 
 
 def _train_and_evaluate(config: Config, context: Context) -> Config:
     run = _trained(config, context)
     test, started = run.load_data()[1], time.perf_counter()
-    evaluate_model(run.load_model(), test, run, **context.evaluation)
+    evaluate_model(run.load_model().to(context.device), test, run, **context.evaluation)
     record = run_record(run)
     return {**record, "evaluation_seconds": time.perf_counter() - started, "metrics": metrics_of(record)}
 
@@ -97,23 +100,30 @@ def _measure_norms(config: Config, context: Context) -> Config:
     metrics: dict[str, dict[str, float]] = {}
     ratios: dict[str, dict[str, list[float]]] = {}
     for when, path in (("before", run.initial_path), ("after", run.weights_path)):
-        image = torch.zeros(1, *run.input_shape)
-        convs = [(m, y) for _, m, y in leaf_inputs(run.load_model(path), image) if isinstance(m, BaseConv2d)]
+        model = run.load_model(path).to(context.device)
+        inputs = leaf_inputs(model, zeros_for(model, run.input_shape))
+        convs = [(m, y) for _, m, y in inputs if isinstance(m, BaseConv2d)]
         for index, name in config["layers"].items():
             layer, y = convs[int(index)]
             source = torch.Generator().manual_seed(config["recipe"]["seed"])
-            values = norm_ratios(layer, torch.randn(config["inputs"], *y.shape[1:], generator=source))
+            values = norm_ratios(layer, torch.randn(config["inputs"], *y.shape[1:], generator=source).to(y)).cpu()
             ratios.setdefault(name, {})[when] = values.tolist()
             extremes = {f"{when}_min": float(values.min()), f"{when}_max": float(values.max())}
             metrics.setdefault(name, {}).update(extremes)
-    return {"config": config, "hardware": hardware(), "seconds": 0.0, "metrics": metrics, "ratios": ratios}
+    return {
+        "config": config,
+        "hardware": hardware(context.device),
+        "seconds": 0.0,
+        "metrics": metrics,
+        "ratios": ratios,
+    }
 
 
 def _measure_times(name: str, config: Config, context: Context) -> Config:
     """Run `orthoconv bench NAME`; return the time of each method relative to Cayley, case by case."""
     folder, started = context.runs / digest(config), time.perf_counter()
     options = {k: v for k, v in config.items() if k != "bench"}
-    getattr(bench, name)(**options, out=folder)
+    getattr(bench, name)(**options, out=folder, device=str(context.device))
     metrics: dict[str, dict[str, float]] = {}
     for case in read_json(folder / f"{name}.json")["cases"]:
         label = "{network} {width}" if name == "networks" else "{panel} {c}-{o} k{k} n{n}"
@@ -121,7 +131,7 @@ def _measure_times(name: str, config: Config, context: Context) -> Config:
         for method, median in medians.items():
             metrics.setdefault(method, {})[label.format(**case)] = median / medians["cayley"]
     seconds = time.perf_counter() - started
-    return {"config": config, "hardware": hardware(), "seconds": seconds, "metrics": metrics}
+    return {"config": config, "hardware": hardware(context.device), "seconds": seconds, "metrics": metrics}
 
 
 def _bench(name: str) -> Runner:
@@ -130,14 +140,39 @@ def _bench(name: str) -> Runner:
 
 def _measure_distance(config: Config, context: Context) -> Config:
     started = time.perf_counter()
-    figures = estimate_distance(CriticSpec(**config["wasserstein"]), context.runs, context.data_dir)
+    figures = estimate_distance(CriticSpec(**config["wasserstein"]), context.runs, context.data_dir, context.device)
     seconds = time.perf_counter() - started
     metrics = {k: v for k, v in figures.items() if isinstance(v, float)}
-    return {"config": config, "hardware": hardware(), "seconds": seconds, "metrics": metrics, "details": figures}
+    return {
+        "config": config,
+        "hardware": hardware(context.device),
+        "seconds": seconds,
+        "metrics": metrics,
+        "details": figures,
+    }
+
+
+def _compare_method(config: Config, context: Context) -> Config:
+    """Train a network, and measure what methods are compared by."""
+    run, started = _trained(config, context), time.perf_counter()
+    figures = measure_method(run, **context.evaluation)
+    about = {
+        "config": config,
+        "hardware": hardware(context.device),
+        "seconds": sum(m.get("seconds", 0) for m in run.metrics()),
+    }
+    measured = {"metrics": figures, "examination": context.evaluation}
+    return {**about, **measured, "evaluation_seconds": time.perf_counter() - started}
+
+
+def _is_compared(record: Config, evaluation: Config) -> bool:
+    done = record.get("examination")
+    return done is not None and all(done.get(k, 0) >= v for k, v in evaluation.items())
 
 
 RUNNERS: dict[str, Runner] = {
     "train": Runner(_resolve_training, _train_and_evaluate, _is_evaluated),
+    "methods": Runner(_resolve_training, _compare_method, _is_compared),
     "orthogonality": Runner(_resolve_layers, _measure_norms),
     "bench_networks": _bench("networks"),
     "bench_layers": _bench("layers"),

@@ -38,11 +38,12 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows, columns, and the cell of each pair."""
+    """Rows, columns, and the cell of each pair; if it is transposed, text has a line for each column."""
 
     rows: list[Row]
     columns: list[str]
     cells: dict[Key, Cell]
+    transposed: bool = False
 
 
 def records_of(case: Case, experiment: Experiment, records: list[Record]) -> list[Record]:
@@ -86,7 +87,7 @@ def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Ta
         for row in rows
         for column in experiment.columns
     }
-    return Table(rows, experiment.columns, cells)
+    return Table(rows, experiment.columns, cells, experiment.transposed)
 
 
 def _by_column(series: str, metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -103,6 +104,10 @@ def _label(experiment: Experiment, x: float | None, label: str) -> str:
 
 def markdown(table: Table) -> str:
     """Return the table as text: for each row a line of ours and, if the paper has figures, one of the paper's."""
+    if table.transposed:
+        head = [f"| | {' | '.join(row.label for row in table.rows)} |", f"|---|{'---|' * len(table.rows)}"]
+        texts = {c: [table.cells[row.key, c].our_text(row.decimals) for row in table.rows] for c in table.columns}
+        return "\n".join([*head, *(f"| {column} | {' | '.join(text)} |" for column, text in texts.items())])
     lines = [f"| | {' | '.join(table.columns)} |", f"|---|{'---|' * len(table.columns)}"]
     for row in table.rows:
         cells = [table.cells[row.key, column] for column in table.columns]

@@ -1,0 +1,155 @@
+"""Training steps of our layers against the published formulas of the same methods: `python benchmarks/published.py`.
+
+Each class is a method as its paper or its public code computes it, differentiated by torch: the references for speed,
+used nowhere else. They are for square layers on square images. The steps take turns; ratios are of medians.
+"""
+
+import argparse
+import statistics
+import time
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from orthoconv.allocator import keep_freed_memory
+from orthoconv.nn.methods import conv_method
+
+
+class Spectral(nn.Conv2d):
+    """FFT of images and kernel, one matrix for each frequency, inverse FFT."""
+
+    def __init__(self, channels: int, inner: int | None = None) -> None:
+        super().__init__(inner or channels, channels, 3)
+
+    @abstractmethod
+    def matrix(self, W: Tensor) -> Tensor:
+        """Orthogonal matrices (h, w, o, i) from those of the kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[-1]
+        W = torch.fft.rfft2(self.weight, (n, n)).permute(2, 3, 0, 1)  # (h, w, o, i)
+        X = torch.fft.rfft2(x).permute(2, 3, 1, 0)
+        return torch.fft.irfft2((self.matrix(W) @ X).permute(3, 2, 0, 1), s=(n, n)) + self.bias[:, None, None]
+
+
+class LOT(Spectral):
+    """(W W*)^(-1/2) W by ten coupled Newton steps (Xu et al., 2022)."""
+
+    def matrix(self, W: Tensor) -> Tensor:
+        eye = torch.eye(W.shape[-1], dtype=W.dtype)
+        S = W @ W.mH + 1e-4 * eye
+        norm = torch.linalg.matrix_norm(S, keepdim=True)
+        Y, Z = S / norm, eye.expand_as(S)
+        for _ in range(10):
+            T = 0.5 * (3 * eye - Z @ Y)
+            Y, Z = Y @ T, T @ Z
+        return Z @ W / norm.sqrt()
+
+
+class BRO(Spectral):
+    """I - 2 V (V* V)^-1 V* of rank c / 4, multiplied out (Lai et al., 2025)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels // 4)
+
+    def matrix(self, W: Tensor) -> Tensor:
+        eye = torch.eye(W.shape[-2], dtype=W.dtype)
+        return eye - 2 * W @ torch.linalg.inv(W.mH @ W) @ W.mH
+
+
+class Kernel(nn.Conv2d):
+    """Convolution in space."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 3, padding=1)
+        self.register_buffer("u", torch.randn(1, channels, 16, 16))
+
+
+class SOC(Kernel):
+    """Five terms of the exponential of a skew kernel, scaled by power iterations on four matrices (Singla et al.)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        K = self.weight - self.weight.transpose(0, 1).flip(2, 3)
+        o = len(K)
+        shapes = (K.reshape(o, -1), K.permute(0, 2, 1, 3).reshape(3 * o, -1), K.permute(0, 3, 1, 2).reshape(3 * o, -1))
+        norms = []
+        for M in (*shapes, K.permute(0, 2, 3, 1).reshape(9 * o, -1)):
+            v = F.normalize(M.detach().mT @ M.detach().sum(1), dim=0)
+            norms.append((M @ v).norm())
+        K = 0.7 * K / (3 * torch.stack(norms).amin())
+        y = term = x
+        for k in range(1, 6):
+            term = F.conv2d(term, K, padding=1) / k
+            y = y + term
+        return y + self.bias[:, None, None]
+
+
+class AOL(Kernel):
+    """Columns divided by the sums of the kernel's correlation with itself (Prach and Lampert, 2022)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        W = self.weight.transpose(0, 1)
+        D = F.conv2d(W, W, padding=2).abs().sum((1, 2, 3)).rsqrt()
+        return F.conv2d(x, self.weight * D[:, None, None], self.bias, padding=1)
+
+
+class CPL(Kernel):
+    """x - 2 / |W|^2 W^T relu(W x + b), |W| by one power iteration (Meunier et al., 2022): a lower bound."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            v = F.normalize(F.conv2d(self.u, self.weight, padding=1).flatten(), dim=0).view_as(self.u)
+            self.u = F.normalize(F.conv_transpose2d(v, self.weight, padding=1).flatten(), dim=0).view_as(self.u)
+        norm = F.conv2d(self.u, self.weight, padding=1).norm()
+        y = F.relu(F.conv2d(x, self.weight, self.bias, padding=1))
+        return x - 2 / norm**2 * F.conv_transpose2d(y, self.weight, padding=1)
+
+
+class SLL(Kernel):
+    """x - 2 W^T T relu(W x + b), T by the kernel's correlation with itself (Araujo et al., 2023)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.q = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = F.conv2d(self.weight, self.weight, padding=2).abs().sum((2, 3))
+        T = 1 / (sums * (self.q - self.q[:, None]).exp()).sum(1)
+        y = F.relu(F.conv2d(x, self.weight, self.bias, padding=1))
+        return x - 2 * F.conv_transpose2d(T[:, None, None] * y, self.weight, padding=1)
+
+
+PUBLISHED = {"lot": LOT, "bro": BRO, "soc": SOC, "soc_taylor": SOC, "aol": AOL, "cpl": CPL, "sll": SLL}
+
+
+def step(layer: nn.Module, x: Tensor) -> float:
+    """Return the seconds of a forward and a backward pass."""
+    start = time.perf_counter()
+    layer(x).square().sum().backward()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    keep_freed_memory()
+    x = torch.randn(args.batch, args.channels, args.size, args.size, requires_grad=True)
+    print(f"{args.channels} channels, {args.size} x {args.size}, batch {args.batch}, {torch.get_num_threads()} threads")
+    for name, reference in PUBLISHED.items():
+        options = {"terms": 5} if name == "soc_taylor" else {}
+        ours = conv_method(name)(args.channels, args.channels, 3, **options)
+        theirs = reference(args.channels)
+        seconds = [(step(ours, x), step(theirs, x)) for _ in range(args.rounds + 1)][1:]
+        ratio = statistics.median(a / b for a, b in seconds)
+        print(f"{name:12} ours {1e3 * statistics.median(a for a, _ in seconds):8.1f} ms, ours / published {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Orthogonal matrices from unconstrained ones."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage
+from orthoconv.linalg.exponential import skew_exponential
+from orthoconv.linalg.nearest import bjorck, polar
+from orthoconv.linalg.norms import (
+    frobenius_norm,
+    gram,
+    gram_factor,
+    lower_gram,
+    norm_bound,
+    row_norms,
+    spectral_norm,
+    weight_norm,
+    without_noise,
+)
+from orthoconv.linalg.reflection import orthonormal, reflect, resized
+
+Orthogonalizer = Callable[[Tensor], Tensor]
+
+__all__ = [
+    "Orthogonalizer",
+    "bjorck",
+    "cayley",
+    "cayley_linear",
+    "cayley_preimage",
+    "frobenius_norm",
+    "gram",
+    "gram_factor",
+    "lower_gram",
+    "norm_bound",
+    "orthogonalizer",
+    "orthonormal",
+    "polar",
+    "reflect",
+    "resized",
+    "row_norms",
+    "skew_exponential",
+    "spectral_norm",
+    "weight_norm",
+    "without_noise",
+]
+
+
+def orthogonalizer(name: str) -> Orthogonalizer:
+    """The function called `name`: "bjorck" or "cayley"."""
+    functions: dict[str, Orthogonalizer] = {"bjorck": bjorck, "cayley": cayley}
+    if name not in functions:
+        raise ValueError(f"orthogonalizer must be one of {', '.join(map(repr, functions))}, got {name!r}")
+    return functions[name]

@@ -1,0 +1,76 @@
+"""Exponentials of skew matrices."""
+
+__all__ = ["skew_exponential"]
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.linalg.nearest import bjorck_step
+
+
+def skew_exponential(W: Tensor) -> Tensor:
+    r"""Orthogonal matrix :math:`\exp(A)` of :math:`A = (W - W^*) / 2`, for any square `W`.
+
+    The norm of A is halved until it is at most 1/2. Taylor's series gives the exponential of that, which is squared as
+    often. Steps of Bjorck's iteration remove the rounding errors. The gradient is
+
+    .. math:: \varphi(\mathrm{ad}_A)(X^* G), \qquad \varphi(z) = (e^z - 1) / z, \qquad \mathrm{ad}_A B = A B - B A,
+
+    of X = exp(A) and its gradient G, by the same series and halvings. Each term is one product.
+
+    Arguments:
+        W: Real or complex matrices, of shape (..., n, n).
+
+    >>> Q = skew_exponential(torch.randn(5, 5, dtype=torch.float64))
+    >>> torch.dist(Q.mT @ Q, torch.eye(5)).item() < 1e-14
+    True
+    """
+    return with_gradient((W,), _skew_exponential, _skew_exponential_forward, _skew_exponential_gradients)
+
+
+def _skew_exponential(W: Tensor) -> Tensor:
+    return bjorck_step(bjorck_step(torch.linalg.matrix_exp(0.5 * (W - W.mH))))
+
+
+def _skew_exponential_forward(W: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    A = 0.5 * (W - W.mH)
+    A2 = A @ A
+    norm = math.sqrt(float(torch.linalg.matrix_norm(A2).max())) if A.numel() else 0.0  # of a normal A: |A|^2 = |A^2|
+    halvings = max(0, math.frexp(2 * norm)[1]) if math.isfinite(norm) else 0
+    A = A * 0.5**halvings
+    powers = [_exponential_series(A, A2 * 0.25**halvings)]
+    for k in range(1, halvings + 1):
+        X = powers[-1] @ powers[-1]
+        powers.append(X if k % 8 else bjorck_step(X))
+    X = bjorck_step(powers.pop())
+    return X, (X, A, *powers)
+
+
+def _exponential_series(A: Tensor, A2: Tensor) -> Tensor:
+    """exp(A) for matrices of norm at most 1/2, and their squares: cubes of A times polynomials of degree two."""
+    terms = 15 if torch.finfo(A.dtype).eps < 1e-10 else 9
+    c = [1 / math.factorial(k) for k in range(terms)]
+    I, A3 = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), A2 @ A  # noqa: E741
+    X = c[-3] * I + c[-2] * A + c[-1] * A2
+    for k in range(terms - 6, -1, -3):
+        X = torch.add(A3 @ X, A2, alpha=c[k + 2]).add_(A, alpha=c[k + 1]).add_(I, alpha=c[k])
+    return X
+
+
+def _skew_exponential_gradients(
+    grad: Tensor, needed: Sequence[bool], inputs: object, kept: tuple[Tensor, ...]
+) -> Tensors:
+    X, A, *powers = kept
+    S = X.mH @ grad
+    S = 0.5 * (S - S.mH)  # only this part belongs to a skew A, and all the terms stay skew: A S - S A = A S - (A S)*
+    G, terms = S, 18 if torch.finfo(A.dtype).eps < 1e-10 else 11
+    for k in range(terms, 1, -1):
+        T = A @ G
+        G = torch.add(S, T - T.mH, alpha=1 / k)
+    for E in powers:
+        G = 0.5 * (G + E @ G @ E.mH)
+    return (G,)

@@ -1,0 +1,155 @@
+"""Norms and their bounds, Gram matrices, and weights of a given norm."""
+
+__all__ = [
+    "DOUBLE",
+    "frobenius_norm",
+    "gram",
+    "gram_factor",
+    "lower_gram",
+    "norm_bound",
+    "row_norms",
+    "spectral_norm",
+    "weight_norm",
+    "weight_norm_gradients",
+    "weight_scale",
+    "without_noise",
+]
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orthoconv import budget
+from orthoconv.autograd import Tensors, with_gradient
+
+DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_MOST_CONDITION = 50.0  # of Cholesky factors, for float32 to be enough
+
+
+def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:
+    r"""Upper bound of the spectral norm of `W` (..., m, n), too large by n^(1/32) at the most.
+
+    It is the power iteration from every vector at once: :math:`\|G^{p}\|_F^{1/2p}` with :math:`G = W^* W` and p a power
+    of 2, found by squaring. An iterate from one vector would be a lower bound, and prove nothing.
+
+    >>> norm_bound(torch.eye(2)) >= 1
+    tensor(True)
+    """
+    if W.shape[-2] < W.shape[-1]:
+        W = W.mH
+    if W.shape[-1] == 0:
+        return W.new_zeros(W.shape[:-2])
+    scale = W.abs().amax((-2, -1), keepdim=True)
+    G = W / scale.where(scale > 0, 1)
+    G, bound, root = G.mH @ G, scale, 2
+    for k in range(squarings + 1):
+        G = G @ G if k else G
+        norm = torch.linalg.matrix_norm(G, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
+        G, bound, root = G / norm, bound * norm ** (1 / root), 2 * root
+    return bound[..., 0, 0]
+
+
+def spectral_norm(D: Tensor) -> float:
+    """Largest singular value among matrices (..., m, n), found in float64 and rounded up."""
+    D = D.detach().to(torch.complex128 if D.is_complex() else torch.float64)
+    D = D if D.shape[-2] >= D.shape[-1] else D.mH
+    largest = torch.linalg.eigvalsh(D.mH @ D)[..., -1].max().clamp_min(0).sqrt().item()
+    return float(largest * (1 + 10 * max(D.shape[-2:]) * torch.finfo(torch.float64).eps))
+
+
+def frobenius_norm(x: Tensor) -> float:
+    """Square root of the sum of all squares, found in float64."""
+    return float(torch.linalg.vector_norm(x.detach().double()))
+
+
+def without_noise(W: Tensor) -> Tensor:
+    """Set columns of W (f, ..., o, i) to zero that are only rounding of the largest ones of their place, over all f.
+
+    At a frequency where a kernel has no spectrum, what is left is noise, and not the same at its conjugate.
+
+    >>> without_noise(torch.tensor([[[1.0]], [[1e-9]]])).flatten()
+    tensor([1., 0.])
+    """
+    norms = torch.linalg.vector_norm(W.detach(), dim=-2, keepdim=True)
+    least = 4 * W.shape[-2] * torch.finfo(W.dtype).eps * norms.amax(0, keepdim=True)
+    return torch.where(norms > least, W, 0)
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Norm of each example of a batch (b, ...)."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms
+
+
+def weight_norm(V: Tensor, g: Tensor) -> Tensor:
+    """Return g V / |V| (Section 4.1), zero where V is zero; its gradient takes few passes over V."""
+
+    def ordinary(V: Tensor, g: Tensor) -> Tensor:
+        return V * weight_scale(V, g)
+
+    def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
+        return weight_norm_gradients(grad.clone(), *inputs)
+
+    return with_gradient((V, g), ordinary, lambda V, g: (ordinary(V, g), ()), backward)
+
+
+def weight_scale(V: Tensor, g: Tensor) -> Tensor:
+    """Return g / |V|, the factor that gives V the norm g (Section 4.1); zero where V is zero."""
+    return torch.div(g, torch.linalg.vector_norm(V).clamp_min(1e-12))
+
+
+def weight_norm_gradients(grad: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of V and g from that of g V / |V|, which is overwritten."""
+    norm = torch.linalg.vector_norm(V).clamp_min(1e-12)
+    along = torch.dot(grad.reshape(-1), V.reshape(-1)) / norm
+    return grad.mul_(g / norm).addcmul_(V, -along * g / norm**2), along
+
+
+def gram(V: Tensor) -> Tensor:
+    """Return V V^T of a real matrix (m, n); its gradient takes one product, not two.
+
+    >>> gram(torch.ones(2, 3))
+    tensor([[3., 3.],
+            [3., 3.]])
+    """
+
+    def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
+        return ((grad + grad.mT) @ inputs[0],)
+
+    return with_gradient((V,), lambda V: V @ V.mT, lambda V: (lower_gram(V), ()), backward)
+
+
+def lower_gram(V: Tensor) -> Tensor:
+    """V V* for V (..., m, n); of large matrices, blocks above the diagonal are not computed.
+
+    >>> lower_gram(torch.ones(1, 2, 3))
+    tensor([[[3., 3.],
+             [3., 3.]]])
+    """
+    m = V.shape[-2]
+    if m < 256 or not budget.has_cache(V.device):
+        return V @ V.mH
+    upper, lower = V[..., : m // 2, :], V[..., m // 2 :, :]
+    below = lower @ upper.mH
+    rows = (torch.cat((lower_gram(upper), below.mH), dim=-1), torch.cat((below, lower_gram(lower)), dim=-1))
+    return torch.cat(rows, dim=-2)
+
+
+@torch.no_grad()
+def gram_factor(V: Tensor) -> Tensor | None:
+    """Cholesky's factors L of V* V = L L* in the precision of `V`; None where they are not well-conditioned.
+
+    The largest norm of all L, times the largest norm of their inverses, must be small: a V that is far smaller than the
+    others is not well-conditioned, either.
+
+    >>> gram_factor(torch.eye(3, 2)) is not None, gram_factor(torch.ones(3, 2)) is None
+    (True, True)
+    """
+    L, failed = torch.linalg.cholesky_ex(lower_gram(V.mH))
+    if failed.any():
+        return None
+    I = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # noqa: E741
+    inverses = torch.linalg.solve_triangular(L, I.expand_as(L), upper=False)
+    condition = norm_bound(L, 1).max() * norm_bound(inverses, 1).max()
+    return L if condition <= _MOST_CONDITION else None

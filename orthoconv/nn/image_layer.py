@@ -1,0 +1,121 @@
+"""What every layer with the arguments of nn.Conv2d has, linear or not: its geometry, parameters, checks of inputs."""
+
+__all__ = ["ImageLayer"]
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.nn.arguments import Pair, check_dtype
+from orthoconv.nn.geometry import Geometry, Padding
+from orthoconv.nn.identity import identity_
+from orthoconv.nn.reparametrized import Reparametrized
+
+
+def _of_geometry(name: str) -> Any:
+    """Make a property that reads the layer's geometry."""
+    return property(lambda layer: getattr(layer.geometry, name))
+
+
+class ImageLayer(Reparametrized):
+    """Layer with the arguments of `torch.nn.Conv2d`, whose operator is computed from parameters; abstract.
+
+    Everything around the operator is in its `geometry`. Options of a method are keyword arguments of `set_up`.
+
+    Arguments:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Taps of the kernel, an int or a pair.
+        stride: Int or pair that divides the image. Blocks of pixels become channels, and ``max(1, k // stride)``
+            taps mix them.
+        padding: "same", or the ints with which nn.Conv2d returns an image of the same size.
+        dilation: Distance of the taps, an int or a pair.
+        groups: Number of blocks of channels, each convolved by itself.
+        bias: Whether to add a learnable bias.
+        padding_mode: "circular", or "zeros": the image is a part of a torus with room for the kernel, zero elsewhere,
+            and the result is cropped. That never increases norms, but it does not keep them, and has no inverse.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+    """
+
+    transposed: ClassVar[bool] = False
+    geometry_type: ClassVar[type[Geometry]] = Geometry
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    in_channels: int = _of_geometry("in_channels")
+    out_channels: int = _of_geometry("out_channels")
+    kernel_size: Pair = _of_geometry("kernel_size")
+    stride: Pair = _of_geometry("stride")
+    padding: Literal["same"] | Pair = _of_geometry("padding")
+    dilation: Pair = _of_geometry("dilation")
+    groups: int = _of_geometry("groups")
+    padding_mode: str = _of_geometry("padding_mode")
+    kernel_shape: tuple[int, int, int, int] = _of_geometry("kernel_shape")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.geometry = self.geometry_type.of(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, self.transposed
+        )
+        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.register_parameter("bias", self.new_parameter(self.out_channels) if bias else None)
+        self.set_up(**options)
+        self.reset_parameters()
+
+    def set_up(self) -> None:
+        """Make a kernel `weight` as nn.Conv2d has it; a method with other parameters makes its own."""
+        self.weight = self.new_parameter(*self.kernel_shape)
+
+    def reset_parameters(self) -> None:
+        """Initialise as PyTorch does for a convolution, or as the identity."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.identity:
+            identity_(self.weight, self.groups)
+        self.reset_bias()
+
+    def sources(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        """Make an empty parameter with the layer's device and dtype."""
+        return nn.Parameter(torch.empty(shape, **self._factory))
+
+    def reset_bias(self) -> None:
+        """Initialise the bias as PyTorch does for a convolution."""
+        if self.bias is not None:
+            bound = 1 / math.sqrt(math.prod(self.kernel_shape[1:]))
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def check_input(self, x: Tensor, channels: int, *, adjoint: bool) -> Tensor:
+        """Return `x` as a batch in the layer's own precision, or raise an error that says what is wrong with it."""
+        name = type(self).__name__
+        if x.ndim not in (3, 4) or x.shape[-3] != channels:
+            raise ValueError(
+                f"{name} takes images of shape (b, {channels}, h, w) or ({channels}, h, w), got {tuple(x.shape)}"
+            )
+        self.geometry.divide(x.shape[-2:], adjoint=adjoint)
+        x = check_dtype(name, x, self.sources()[0].dtype)
+        return x if x.ndim == 4 else x[None]
+
+    def extra_repr(self) -> str:
+        return f"{self.geometry}{', bias=False' * (self.bias is None)}"

@@ -1,0 +1,69 @@
+"""Linear residual convolutions (LiRes).
+
+Hu, Zou, Wang, Leino and Fredrikson, Unlocking Deterministic Robustness Certification on ImageNet, NeurIPS 2023.
+"""
+
+__all__ = ["LiResConv2d"]
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from orthoconv.nn.arguments import Pair, positive_int
+from orthoconv.nn.kernel import KernelConv2d
+from orthoconv.nn.methods import register_method
+
+
+class LiResConv2d(KernelConv2d):
+    r"""Convolution by the identity and a free kernel; it guarantees nothing.
+
+    .. math:: I + \frac{g}{\sqrt{\text{depth}}} K
+
+    Its norm is what `lipschitz` finds from all its frequencies; a loss may hold it down. With i inputs, those of a
+    whole block of pixels if there is a stride, and o outputs, I keeps the first min(i, o) channels of each group. It is
+    at the tap nearest to the centre: with an even number of dilated taps that is a shift.
+
+    Arguments are those of `BaseConv2d`, and
+
+        depth: Number of such layers in the network.
+        gain: Initial value of the learned factor g; with 0 the layer starts as the identity.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+
+    >>> layer, x = LiResConv2d(4, 4, 3, bias=False, gain=0.0), torch.rand(1, 4, 8, 8)
+    >>> torch.equal(layer(x), x)
+    True
+    """
+
+    def set_up(self, *, depth: int = 1, gain: float = 1.0) -> None:
+        self.depth = positive_int("depth", depth)
+        if isinstance(gain, bool) or not isinstance(gain, int | float) or not math.isfinite(gain):
+            raise ValueError(f"gain must be a finite number, got {gain!r}")
+        self.initial_gain = float(gain)
+        super().set_up()
+        self.gain = self.new_parameter()
+
+    def reset_parameters(self) -> None:
+        """Initialise K by a normal distribution with deviation 1 / (i kh kw), and g by `gain`."""
+        nn.init.normal_(self.weight, std=1 / math.prod(self.kernel_shape[1:]))
+        nn.init.constant_(self.gain, self.initial_gain)
+        self.reset_bias()
+
+    def sources(self) -> tuple[Tensor, ...]:
+        return self.weight, self.gain
+
+    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
+        K, gain = sources
+        o, (i, kh, kw) = len(K) // self.groups, K.shape[1:]
+        identity = torch.eye(o, i, dtype=K.dtype, device=K.device).repeat(self.groups, 1)[:, :, None, None]
+        top, left = (kh - 1) // 2, (kw - 1) // 2
+        return F.pad(identity, (left, kw - 1 - left, top, kh - 1 - top)) + gain / math.sqrt(self.depth) * K
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, depth={self.depth}"
+
+
+register_method("lires", conv=LiResConv2d, linear="cholesky")

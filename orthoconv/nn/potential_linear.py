@@ -1,0 +1,117 @@
+"""Blocks x - U^T relu(U x + b) of vectors."""
+
+__all__ = ["PotentialLinear"]
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from orthoconv.linalg import frobenius_norm
+from orthoconv.nn.arguments import check_dtype, positive_int
+from orthoconv.nn.plain import owned
+from orthoconv.nn.potential import Potential, block_units, lipschitz_constant
+from orthoconv.tracing import full_precision
+
+
+class PotentialLinear(Potential):
+    """`Potential` whose U is a matrix, with the arguments of `nn.Linear`; abstract. It is not a linear map.
+
+    Arguments:
+        in_features: Entries of an input.
+        out_features: Entries of an output.
+        bias: Whether the block has a learnable bias b.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
+        hidden: Rows of U; by default the smaller of in_features and out_features.
+        identity: Whether a learned gate multiplies the step, and starts almost closed, as in `PotentialConv2d`.
+
+    Shape:
+        (..., in_features), to (..., out_features).
+    """
+
+    depends_on_size: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.in_features = positive_int("in_features", in_features)
+        self.out_features = positive_int("out_features", out_features)
+        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._biased = bool(bias)
+        self.set_up(**options)
+        self.reset_parameters()
+
+    def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
+        i, o = self.in_features, self.out_features
+        self.hidden = positive_int("hidden", min(i, o) if hidden is None else hidden)
+        self.weight = self.new_parameter(self.hidden, max(i, o))
+        self.register_parameter("bias", self.new_parameter(self.hidden) if self._biased else None)
+        self.register_parameter("gate", self.new_parameter() if identity else None)
+
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        """Make an empty parameter with the layer's device and dtype."""
+        return nn.Parameter(torch.empty(shape, **self._factory))
+
+    def forward(self, x: Tensor) -> Tensor:
+        name = type(self).__name__
+        if x.ndim < 1 or x.shape[-1] != self.in_features:
+            raise ValueError(f"{name} takes inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        x = check_dtype(name, x, self.weight.dtype)
+        with full_precision(x):
+            return _step(x, self.cached_operator(), self.bias, self.out_features)
+
+    def in_double(self) -> nn.Module:
+        return self.exported().double()
+
+    def lipschitz(self, shape: Sequence[int] = ()) -> float:
+        return lipschitz_constant(self.cached_operator())
+
+    def rounding_units(self, shape: Sequence[int] = ()) -> float:
+        return block_units(self.cached_operator()[..., None, None])
+
+    def constants(self, shape: Sequence[int] = ()) -> float:
+        return 0.0 if self.bias is None else frobenius_norm(self.bias) * math.sqrt(math.prod(shape[:-1]))
+
+    def exported(self, shape: Sequence[int] = ()) -> nn.Module:
+        return _PlainStep(self.cached_operator(), self.bias, self.out_features)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, hidden={self.hidden}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+def _step(x: Tensor, U: Tensor, bias: Tensor | None, o: int) -> Tensor:
+    """The block on vectors (..., i), by a matrix U (r, max(i, o))."""
+    i = x.shape[-1]
+    h = F.relu(F.linear(x, U[:, :i], bias))
+    kept = x[..., :o] if o <= i else F.pad(x, (0, o - i))
+    return kept - F.linear(h, U[:, :o].mT)
+
+
+class _PlainStep(nn.Module):
+    """The block on vectors, by a fixed matrix."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, U: Tensor, bias: Tensor | None, o: int) -> None:
+        super().__init__()
+        self.out_features = o
+        self.register_buffer("weight", owned(U))
+        self.register_buffer("bias", None if bias is None else owned(bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _step(x, self.weight, self.bias, self.out_features)

@@ -1,0 +1,15 @@
+"""Losses for Lipschitz networks: pure functions of logits and labels."""
+
+from orthoconv.train.losses.margin import hinge_loss, logit_annealing, offset_cross_entropy, tau_cross_entropy
+from orthoconv.train.losses.pairwise import (
+    certificate_regularizer,
+    emma_loss,
+    gloro_loss,
+    regularized_cross_entropy,
+    vra_loss,
+)
+from orthoconv.train.losses.transport import hkr_loss, kr_loss, soft_hkr_loss
+
+__all__ = ["certificate_regularizer", "emma_loss", "gloro_loss", "hinge_loss", "hkr_loss", "kr_loss"]
+__all__ += ["logit_annealing", "offset_cross_entropy", "regularized_cross_entropy", "soft_hkr_loss"]
+__all__ += ["tau_cross_entropy", "vra_loss"]

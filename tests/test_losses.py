@@ -1,0 +1,375 @@
+"""Losses: their definitions once more, gradients, limits, and how a recipe chooses one."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from orthoconv import certified_radius
+from orthoconv.certificates import PairwiseConstants, pairwise_constants, pairwise_radius
+from orthoconv.data import load
+from orthoconv.nn import CayleyLinear, CircularConv2d, MaxMin, NormalizedLinear, Scale
+from orthoconv.train import (
+    OBJECTIVES,
+    Recipe,
+    certificate_regularizer,
+    emma_loss,
+    fit,
+    gloro_loss,
+    hinge_loss,
+    hkr_loss,
+    kr_loss,
+    logit_annealing,
+    offset_cross_entropy,
+    regularized_cross_entropy,
+    soft_hkr_loss,
+    tau_cross_entropy,
+    vra_loss,
+)
+
+EPS = 0.3
+
+
+@pytest.fixture
+def case() -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and pairwise constants."""
+    torch.manual_seed(0)
+    rows = torch.randn(5, 8, dtype=torch.float64)
+    logits = torch.randn(12, 5, dtype=torch.float64, requires_grad=True)
+    return logits, torch.randint(5, (12,)), torch.cdist(rows, rows).requires_grad_()
+
+
+LOSSES = {
+    "tau": lambda y, t, c: tau_cross_entropy(y, t, 3.0),
+    "annealing": lambda y, t, c: logit_annealing(y, t, 0.5, 0.4, 2.5),
+    "gloro": lambda y, t, c: gloro_loss(y, t, EPS, c),
+    "vra": lambda y, t, c: vra_loss(y, t, EPS, 0.4, c),
+    "certificate": lambda y, t, c: regularized_cross_entropy(y, t, 0.5, c),
+    "kr": lambda y, t, c: kr_loss(y, t),
+    "hkr": lambda y, t, c: hkr_loss(y, t, 0.7, 0.5),
+    "soft_hkr": lambda y, t, c: soft_hkr_loss(y, t, 0.7, 5.0, 2.0),  # with a margin above the mean, no part is detached
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients(case, name: str) -> None:
+    logits, labels, constants = case
+    assert torch.autograd.gradcheck(lambda y, c: LOSSES[name](y, labels, c), (logits, constants))
+
+
+def by_hand(logits: Tensor, labels: Tensor, constants: Tensor):
+    """Rows of logits, their class, and the rates of the other classes, one image at a time."""
+    for y, t in zip(logits.tolist(), labels.tolist(), strict=True):
+        yield y, t, {j: constants[t, j].item() for j in range(len(y)) if j != t}
+
+
+def test_emma_by_its_definition(case) -> None:
+    logits, labels, constants = case
+    terms = []
+    for y, t, c in by_hand(logits, labels, constants):
+        raised = {j: y[j] + EPS * min(max((y[t] - y[j]) / (EPS * c[j]), 0.01), 1) * c[j] for j in c}
+        terms.append(math.log(math.exp(y[t]) + sum(map(math.exp, raised.values()))) - y[t])
+    loss = emma_loss(logits, labels, EPS, constants)
+    assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+
+
+def test_emma_keeps_its_radii_out_of_the_gradient(case) -> None:
+    """The gradient is that of a cross-entropy whose shifts are constants times the rates."""
+    logits, labels, constants = case
+    got = torch.autograd.grad(emma_loss(logits, labels, EPS, constants), (logits, constants))
+    lead = (logits.gather(1, labels[:, None]) - logits).detach()
+    rates = constants[labels]
+    radii = (lead / rates.detach().clamp_min(1e-300)).clamp(0.01 * EPS, EPS)
+    fixed = F.cross_entropy(logits + radii * rates.scatter(1, labels[:, None], 0), labels)
+    for a, b in zip(got, torch.autograd.grad(fixed, (logits, constants)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert got[1].abs().max() > 0, "the rates are trained"
+
+
+def test_emma_between_cross_entropy_and_the_full_shift(case) -> None:
+    logits, labels, constants = case
+    torch.testing.assert_close(emma_loss(logits, labels, 1e-12, constants), F.cross_entropy(logits, labels))
+    far = 100 * F.one_hot(labels, 5).double()  # a lead that no eps takes up: everyone gets all of eps
+    full = offset_cross_entropy(far, labels, math.sqrt(2) * EPS, 1.0)
+    torch.testing.assert_close(emma_loss(far, labels, EPS), full)
+    equal = emma_loss(logits.detach() * 0 + F.one_hot(labels, 5) * 0.1, labels, EPS)
+    assert equal.item() == pytest.approx(math.log(5), rel=1e-12), "rivals within reach draw level"
+
+
+@pytest.mark.parametrize("loss", [emma_loss, gloro_loss, vra_loss])
+def test_without_constants_the_bound_of_all_logits_counts(case, loss) -> None:
+    logits, labels, _ = case
+    every = torch.full((5, 5), math.sqrt(2) * 0.7, dtype=torch.float64)
+    torch.testing.assert_close(loss(logits, labels, EPS, lipschitz=0.7), loss(logits, labels, EPS, constants=every))
+
+
+def test_certificates_in_losses_are_those_of_the_certificates(case) -> None:
+    logits, labels, constants = case
+    radius = pairwise_radius(logits, labels, constants)
+    torch.testing.assert_close(certificate_regularizer(logits, labels, constants), radius.mean())
+    plain = certificate_regularizer(logits, labels, lipschitz=2.0)
+    torch.testing.assert_close(plain, certified_radius(logits, labels, 2.0).mean())
+    expected = F.cross_entropy(logits, labels) - 0.5 * radius.mean()
+    torch.testing.assert_close(regularized_cross_entropy(logits, labels, 0.5, constants), expected)
+    torch.testing.assert_close(regularized_cross_entropy(logits, labels, 0.0), F.cross_entropy(logits, labels))
+
+
+def test_equal_rows_spoil_nothing(case) -> None:
+    """Two classes with the same row have the constant 0; losses and gradients stay finite."""
+    logits, labels, constants = case
+    zero = constants.detach().clone()
+    zero[0, 1] = zero[1, 0] = 0
+    zero.requires_grad_()
+    for loss in (emma_loss, gloro_loss, vra_loss):
+        value = loss(logits, labels, EPS, constants=zero)
+        assert value.isfinite()
+        assert all(g.isfinite().all() for g in torch.autograd.grad(value, (logits, zero)))
+
+
+def test_vra_by_its_definition(case) -> None:
+    logits, labels, constants = case
+    terms = []
+    for y, t, c in by_hand(logits, labels, constants):
+        s = [max(0, EPS - (y[t] - y[j]) / c[j]) for j in c]
+        total = sum(map(math.exp, s))
+        soft = sum(v * math.exp(v) / total for v in s)
+        terms.append(0.4 * soft - 0.6 * y[t] / math.hypot(*y))
+    assert vra_loss(logits, labels, EPS, 0.4, constants).item() == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+
+
+def test_gloro_puts_the_extra_class_first_just_where_there_is_no_certificate(case) -> None:
+    logits, _, constants = case
+    top = logits.argmax(1)
+    certified = pairwise_radius(logits, top, constants) > EPS
+    assert 0 < certified.sum() < len(top)
+    for y, t, sure in zip(logits, top, certified, strict=True):
+        rest = gloro_loss(y[None], t[None], EPS, constants)
+        extra = (rest.exp() * y[t].exp() - y.exp().sum()).log()  # the logit that the loss has added
+        assert (extra < y[t]) == sure
+
+
+def test_annealing_between_its_limits(case) -> None:
+    logits, labels, _ = case
+    torch.testing.assert_close(
+        logit_annealing(logits, labels, 0.5, 0.4, 0.0), offset_cross_entropy(logits, labels, 0.5, 0.4)
+    )
+    p = ((logits - 0.5 * F.one_hot(labels, 5)) / 0.4).softmax(1).gather(1, labels[:, None])
+    torch.testing.assert_close(logit_annealing(logits, labels, 0.5, 0.4, 3.0), -0.4 * ((1 - p) ** 3 * p.log()).mean())
+    sure = (200 * F.one_hot(labels, 5).float()).requires_grad_()
+    (gradient,) = torch.autograd.grad(logit_annealing(sure, labels, 0.5, 0.4, 0.5), sure)
+    assert torch.equal(gradient, torch.zeros_like(gradient)), "an image that leads by far counts for nothing"
+
+
+def test_tau_goes_from_cross_entropy_to_the_largest_lead(case) -> None:
+    logits, labels, _ = case
+    torch.testing.assert_close(tau_cross_entropy(logits, labels, 1.0), F.cross_entropy(logits, labels))
+    best = logits.amax(1) - logits.gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(tau_cross_entropy(logits, labels, 1e4), best.mean(), rtol=0, atol=1e-3)
+
+
+def test_transport_by_its_definition(case) -> None:
+    logits, labels, _ = case
+    signed = 2 * F.one_hot(labels, 5) - 1
+    kr = torch.stack([logits[labels == k, k].mean() - logits[labels != k, k].mean() for k in range(5)]).mean()
+    torch.testing.assert_close(kr_loss(logits, labels), -kr)
+    hinge = (0.25 - signed * logits).clamp_min(0) * torch.where(signed > 0, 4, 1)
+    torch.testing.assert_close(hkr_loss(logits, labels, 0.7, 0.5), -0.3 * kr + 0.7 * hinge.mean())
+    torch.testing.assert_close(hkr_loss(logits, labels, 0.0), -kr)
+    score, sign = logits[:, 0], torch.where(labels > 1, 1, -1)
+    distance = score[sign > 0].mean() - score[sign < 0].mean()
+    binary = -0.3 * distance + 0.7 * (0.25 - sign * score).clamp_min(0).mean()
+    for shaped, target in ((score, sign), (score[:, None], sign), (score, (sign + 1) // 2)):
+        torch.testing.assert_close(hkr_loss(shaped, target, 0.7, 0.5), binary)
+    alone = torch.zeros(3, dtype=torch.long)
+    assert kr_loss(logits[:3], alone).isfinite(), "classes that the batch lacks"
+
+
+def test_soft_hkr_between_the_mean_and_the_largest_of_the_others(case) -> None:
+    logits, labels, _ = case
+    true = logits.gather(1, labels[:, None])[:, 0]
+    others = logits.scatter(1, labels[:, None], -math.inf).amax(1)
+    sharp = soft_hkr_loss(logits, labels, 0.0, 1.0, 1e4)
+    torch.testing.assert_close(sharp, (others - true).mean(), rtol=0, atol=1e-3)
+    mean = (logits.sum(1) - true) / 4
+    torch.testing.assert_close(soft_hkr_loss(logits, labels, 0.0, 1.0, 1e-9), (mean - true).mean())
+    hinge = (0.5 - true).clamp_min(0) + (0.5 + others).clamp_min(0)
+    torch.testing.assert_close(soft_hkr_loss(logits, labels, 1.0, 1.0, 1e4), hinge.mean(), rtol=0, atol=1e-3)
+
+
+def test_the_sharpness_of_soft_hkr_is_a_constant_for_the_gradient(case) -> None:
+    logits, labels, _ = case
+    y = (10 * logits).detach().requires_grad_()
+    fixed = 1.0 / y.detach().abs().mean()
+    assert fixed < 1
+    weights = (fixed * y).scatter(1, labels[:, None], -math.inf).softmax(1)
+    expected = ((weights * y).sum(1) - y.gather(1, labels[:, None])[:, 0]).mean()
+    got = torch.autograd.grad(soft_hkr_loss(y, labels, 0.0), y)
+    torch.testing.assert_close(got, torch.autograd.grad(expected, y))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda y, t: emma_loss(y, t, 0.0), "eps must be positive and finite, got 0.0"),
+        (lambda y, t: emma_loss(y, t, 0.1, torch.ones(4, 5)), r"constants must have the shape \(5, 5\), got \(4, 5\)"),
+        (lambda y, t: gloro_loss(y, t, 0.1, lipschitz=-1), "lipschitz must be positive and finite, got -1"),
+        (lambda y, t: emma_loss(y, t[:3], 0.1), r"logits \(b, classes\) and labels \(b,\)"),
+        (lambda y, t: vra_loss(y, t, gamma=2), "gamma must be from 0 to 1, got 2"),
+        (lambda y, t: regularized_cross_entropy(y, t, -1), "gamma must be at least 0 and finite, got -1"),
+        (lambda y, t: hkr_loss(y, t, 1.5), r"alpha must be from 0 to 1, got 1\.5"),
+        (lambda y, t: hkr_loss(y, t, 0.5, 0), "margin must be positive and finite, got 0"),
+        (lambda y, t: kr_loss(y, t[:3]), r"got \(12, 5\) and \(3,\)"),
+        (lambda y, t: soft_hkr_loss(y, t, temperature=0), "temperature must be positive"),
+        (lambda y, t: tau_cross_entropy(y, t, 0), "tau must be positive and finite, got 0"),
+        (lambda y, t: logit_annealing(y, t, beta=-1), "beta must be at least 0 and finite, got -1"),
+    ],
+)
+def test_refusals(case, call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(*case[:2])
+
+
+# The constants of a model
+
+
+def test_pairwise_constants_are_those_of_the_logits() -> None:
+    """Each is the norm of the difference of two rows of the Jacobian, and the gradient reaches the weights."""
+    torch.manual_seed(0)
+    body = [CayleyLinear(6, 6, dtype=torch.float64), Scale(0.5)]
+    model = nn.Sequential(*body, nn.Sequential(NormalizedLinear(6, 4, dtype=torch.float64), Scale(3.0)))
+    constants = pairwise_constants(model, 1.5)
+    J = torch.func.jacrev(model)(torch.zeros(6, dtype=torch.float64))
+    torch.testing.assert_close(constants, torch.cdist(J, J))
+    weight = model[2][0].weight
+    assert torch.autograd.grad(constants[0, 1], weight)[0][:2].abs().max() > 0
+    assert pairwise_constants(nn.Sequential(nn.Linear(6, 4), MaxMin())) is None
+
+
+def test_layers_without_a_promise_count_with_their_norm() -> None:
+    """As found by an SVD of the whole layer; the gradient is that of the spectral norm."""
+    torch.manual_seed(0)
+    conv = CircularConv2d(2, 6, 3, stride=2, dtype=torch.float64)
+    linear, head = nn.Linear(24, 8, dtype=torch.float64), NormalizedLinear(8, 3, dtype=torch.float64)
+    with torch.no_grad():  # a clear lead of the largest singular value, so that 10 steps find it
+        U, S, Vh = torch.linalg.svd(linear.weight, full_matrices=False)
+        linear.weight.copy_(U @ torch.diag(S * (1 + 4 * (torch.arange(8) == 0))) @ Vh)
+        conv.weight.zero_()
+        conv.weight[:, :, 0, 0] = torch.outer(torch.arange(1.0, 7), torch.linspace(-1, 1, 8)).double()
+    held = CayleyLinear(8, 8, dtype=torch.float64)
+    model = nn.Sequential(conv, MaxMin(), nn.Flatten(), linear, held, head)
+    constants = PairwiseConstants(model, (2, 4, 4), 0.5)()
+    matrix = torch.func.jacrev(lambda x: conv(x).flatten())(torch.zeros(2, 4, 4, dtype=torch.float64)).flatten(1)
+    norm = torch.linalg.matrix_norm(matrix, 2) * torch.linalg.matrix_norm(linear.weight, 2)
+    torch.testing.assert_close(constants, norm * pairwise_constants(model, 0.5))
+    expected = torch.autograd.grad(norm * pairwise_constants(model, 0.5)[0, 1], linear.weight)
+    torch.testing.assert_close(torch.autograd.grad(constants[0, 1], linear.weight), expected)
+    promised = nn.Sequential(held, head)
+    torch.testing.assert_close(PairwiseConstants(promised, (8,))(), pairwise_constants(promised))
+    assert PairwiseConstants(nn.Sequential(nn.Linear(6, 4), MaxMin()), (6,))() is None
+
+
+def test_emma_holds_down_the_norms_of_free_layers(tmp_path) -> None:
+    """The negative control: the cross-entropy lets them grow."""
+    data, _ = load("digits")
+
+    def trained(loss: str) -> tuple[float, float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), MaxMin(), NormalizedLinear(32, 10))
+        recipe = Recipe(epochs=4, batch_size=64, augment=False, loss=loss, eps0=1.0)
+        figures = list(fit(model, data, recipe, tmp_path / loss))
+        return torch.linalg.matrix_norm(model[1].weight, 2).item(), figures[-1]["accuracy"]
+
+    (held, accuracy), (free, _) = trained("emma"), trained("cross_entropy")
+    assert held < 0.8 * free
+    assert accuracy > 0.8
+
+
+def test_a_run_with_pairwise_constants_is_resumed_bit_for_bit(tmp_path) -> None:
+    data, _ = load("digits")
+    recipe = Recipe(epochs=1, batch_size=256, augment=False, loss="emma", checkpoint_every=2)
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), MaxMin(), NormalizedLinear(16, 10))
+
+    def stop(figures) -> None:
+        if figures["step"] == 3:
+            raise KeyboardInterrupt
+
+    whole, again = model(), model()
+    list(fit(whole, data, recipe, tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        list(fit(model(), data, recipe, tmp_path / "c", on_step=stop))
+    list(fit(again, data, recipe, tmp_path / "c", resume=True))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+# Recipes
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), CayleyLinear(64, 32), MaxMin(), NormalizedLinear(32, 10))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_recipe_trains_with_every_loss(tmp_path, name: str) -> None:
+    model, (data, test) = network(), load("digits")
+    recipe = Recipe(epochs=3, batch_size=64, augment=False, loss=name, eps0=0.2)
+    figures = list(fit(model, data, recipe, tmp_path / "c"))
+    assert name == "emma" or figures[-1]["loss"] < figures[0]["loss"]  # the radius of EMMA has grown
+    assert (model.eval()(test.images).argmax(1) == test.labels).float().mean() > 0.8
+
+
+def test_the_radius_of_emma_grows_over_the_first_half() -> None:
+    recipe = Recipe(loss="emma", eps0=0.4)
+    radii = [recipe.constants(t).eps for t in (0.0, 0.1, 0.25, 0.5, 0.9)]
+    assert radii == pytest.approx([0.04, 0.112, 0.22, 0.4, 0.4])
+    assert all(a <= b for a, b in pairwise(radii))
+    assert replace(recipe, eps_rise=0.0).constants(0.0).eps == 0.4
+    assert replace(recipe, loss="gloro").constants(0.0).eps == 0.4
+
+
+def test_a_recipe_has_the_constants_of_its_loss_alone() -> None:
+    old = {
+        "epochs",
+        "batch_size",
+        "lr",
+        "loss",
+        "eps0",
+        "margin_factor",
+        "lipschitz",
+        "augment",
+        "project_every",
+        "seed",
+    }
+    for name, objective in OBJECTIVES.items():
+        assert Recipe(loss=name).settings.keys() == old | set(objective.fields)
+    assert OBJECTIVES["emma"].fields == ("eps_rise",)
+
+
+def test_a_loss_uses_the_constants_of_the_recipe(case) -> None:
+    logits, labels, constants = case
+    recipe = Recipe(offset=0.5, temperature=0.5, alpha=0.6, beta=2.0, gamma=0.3, eps0=EPS, lipschitz=0.7, eps_rise=0.0)
+    margin = 0.7 * EPS
+    expected = {
+        "hinge": hinge_loss(logits, labels, margin),
+        "cross_entropy": F.cross_entropy(logits, labels),
+        "offset_cross_entropy": offset_cross_entropy(logits, labels, 0.5, 0.5),
+        "tau_cross_entropy": tau_cross_entropy(logits, labels, 2.0),
+        "logit_annealing": logit_annealing(logits, labels, 0.5, 0.5, 2.0),
+        "emma": emma_loss(logits, labels, EPS, constants),
+        "gloro": gloro_loss(logits, labels, EPS, constants),
+        "vra": vra_loss(logits, labels, EPS, 0.3, constants),
+        "certificate": regularized_cross_entropy(logits, labels, 0.3, constants),
+        "hkr": hkr_loss(logits, labels, 0.6, margin),
+        "soft_hkr": soft_hkr_loss(logits, labels, 0.6, margin),
+    }
+    assert expected.keys() == OBJECTIVES.keys()
+    for name, value in expected.items():
+        got = OBJECTIVES[name].loss(logits, labels, replace(recipe, loss=name).constants(0.0), constants)
+        torch.testing.assert_close(got, value)

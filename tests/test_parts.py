@@ -1,0 +1,552 @@
+"""The small parts: learned activations, pools, centring, shuffles, residuals. Jacobians, bounds, rounding, export."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orthoconv import certify, export, in_double, lipschitz_bound, rounding_bound, to_onnx, verify
+from orthoconv.certificates import growth
+from orthoconv.nn import (
+    Abs,
+    BatchCentering,
+    CayleyConv2d,
+    CayleyLinear,
+    ChannelShuffle,
+    Combination,
+    ConcatResidual,
+    ConvexResidual,
+    FullSort,
+    GroupSort,
+    HouseHolder,
+    InvertibleDownsample,
+    InvertibleUpsample,
+    L2Pool2d,
+    LayerCentering,
+    LPReLU,
+    MaxMin,
+    NActivation,
+    PixelBias,
+    PrescaledResidual,
+    Scale,
+    ScaledAdaptiveAvgPool2d,
+    ScaledAvgPool2d,
+    SoftHuber,
+)
+from orthoconv.testing import assert_orthogonal, dense_matrix
+
+SHAPE = (4, 4, 6)
+
+
+def shuffled(layer: nn.Module) -> nn.Module:
+    """The layer with parameters and buffers that training might have made, in eval mode."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for t in (*layer.parameters(), *layer.buffers()):
+            t.copy_(torch.randn(t.shape, generator=generator))
+    return layer.eval()
+
+
+KEEPING = {  # the Jacobian is orthogonal
+    "Abs": lambda: Abs(),
+    "half of Abs": lambda: Abs(0.5),
+    "FullSort": lambda: FullSort(),
+    "HouseHolder": lambda: shuffled(HouseHolder(4)),
+    "HouseHolder at the start": lambda: HouseHolder(4),
+    "NActivation": lambda: shuffled(NActivation(4)),
+    "NActivation at the start": lambda: NActivation(4),
+    "PixelBias": lambda: shuffled(PixelBias(4, (4, 6))),
+    "BatchCentering": lambda: shuffled(BatchCentering(4)),
+    "BatchCentering without bias": lambda: shuffled(BatchCentering(4, bias=False)),
+    "ChannelShuffle": lambda: ChannelShuffle(2),
+    "InvertibleUpsample": lambda: InvertibleUpsample(2),
+    "ConcatResidual": lambda: ConcatResidual(MaxMin()).eval(),
+}
+SHRINKING = {  # the norm of the Jacobian is at most 1
+    "LPReLU": lambda: shuffled(LPReLU(4)),
+    "LPReLU of one slope": lambda: shuffled(LPReLU()),
+    "SoftHuber": lambda: SoftHuber(0.3),
+    "L2Pool2d": lambda: L2Pool2d(2),
+    "L2Pool2d, oblong": lambda: L2Pool2d((1, 3)),
+    "L2Pool2d of all": lambda: L2Pool2d(),
+    "ScaledAdaptiveAvgPool2d": lambda: ScaledAdaptiveAvgPool2d((2, 3)),
+    "ScaledAdaptiveAvgPool2d to one": lambda: ScaledAdaptiveAvgPool2d(1),
+    "LayerCentering": lambda: LayerCentering(),
+    "LayerCentering of all": lambda: LayerCentering((-3, -2, -1)),
+    "PrescaledResidual": lambda: shuffled(PrescaledResidual(Abs())),
+    "ConcatResidual that shrinks": lambda: ConcatResidual(SoftHuber(1.0)).eval(),
+}
+PARTS: dict[str, Callable[[], nn.Module]] = {**KEEPING, **SHRINKING}
+every_part = pytest.mark.parametrize("name", PARTS)
+SMOOTH = sorted(PARTS.keys() - {"NActivation at the start"})  # whose corners coincide
+every_class = pytest.mark.parametrize("name", {type(make()): name for name, make in PARTS.items()}.values())
+
+
+def jacobians(layer: nn.Module, shape: tuple[int, ...] = SHAPE, count: int = 3) -> Tensor:
+    """Jacobian at some random inputs, (count, outputs, inputs)."""
+    x = torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return torch.stack([torch.autograd.functional.jacobian(lambda v: layer(v[None]).flatten(), v) for v in x]).flatten(
+        2
+    )
+
+
+@every_part
+def test_jacobians(name: str) -> None:
+    values = torch.linalg.svdvals(jacobians(PARTS[name]().double()))
+    assert values.max() <= 1 + 1e-12
+    if name in KEEPING:
+        assert values.min() >= 1 - 1e-12
+
+
+def test_the_norm_is_reached_where_it_is_promised() -> None:
+    """Pools and projections that shrink more than they must would lose accuracy."""
+    for name in ("L2Pool2d", "L2Pool2d of all", "ScaledAdaptiveAvgPool2d", "ScaledAdaptiveAvgPool2d to one"):
+        values = torch.linalg.svdvals(jacobians(PARTS[name]().double()))
+        torch.testing.assert_close(values, torch.ones_like(values))
+    for name in ("LayerCentering", "LayerCentering of all"):
+        P = jacobians(PARTS[name]().double())[0]
+        torch.testing.assert_close(P @ P, P)
+        torch.testing.assert_close(P, P.mT)
+        assert torch.linalg.matrix_rank(P) == (92 if name == "LayerCentering" else 95)
+
+
+def test_the_jacobians_can_fail() -> None:
+    class Steep(SoftHuber):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / self.delta
+
+    assert torch.linalg.svdvals(jacobians(Steep(0.3))).max() > 1.5
+    with pytest.raises(TypeError, match="no rule for"):
+        lipschitz_bound(Steep(0.3), SHAPE)
+
+
+@every_part
+def test_distances_of_far_and_near_points(name: str) -> None:
+    layer = PARTS[name]().double()
+    x, y = torch.randn(2, 200, *SHAPE, dtype=torch.float64)
+    y[100:] = x[100:] + 1e-3 * y[100:]
+    ratios = (layer(x) - layer(y)).flatten(1).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
+    assert ratios.max() <= lipschitz_bound(layer, SHAPE) + 1e-11
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients(name: str) -> None:
+    layer = PARTS[name]().double()
+    shape = (4, 4, 6) if isinstance(layer, PixelBias) else (4, 2, 6)
+    x = torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
+    parameters = dict(layer.named_parameters())
+
+    def call(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, dict(zip(parameters, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(call, (x, *parameters.values()))
+    assert torch.autograd.gradgradcheck(call, (x, *parameters.values()), fast_mode=True)
+
+
+@every_part
+@torch.no_grad()
+def test_rounding_and_the_twin(name: str) -> None:
+    layer, x = PARTS[name](), torch.randn(200, *SHAPE)
+    assert lipschitz_bound(layer, SHAPE) == pytest.approx(1, rel=1e-12)
+    scales = 10.0 ** torch.linspace(-3, 3, 200).view(-1, 1, 1, 1)
+    error = (layer(scales * x).double() - in_double(layer)((scales * x).double())).flatten(1).norm(dim=1)
+    bound = growth(layer, SHAPE).error((scales * x).flatten(1).norm(dim=1).double())
+    assert (error <= bound).all()
+    assert bound[-1] < 1e-4 * (scales * x)[-1].norm(), "a bound that says something"
+
+
+@every_part
+@torch.no_grad()
+def test_plain_form_and_state(name: str) -> None:
+    layer, x = PARTS[name](), torch.randn(3, *SHAPE)
+    y = layer(x)
+    torch.testing.assert_close(export(layer, SHAPE)(x), y)
+    assert torch.equal(copy.deepcopy(layer)(x), y)
+    fresh = PARTS[name]()
+    for t in fresh.state_dict().values():
+        t.zero_()
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x), y)
+    assert layer.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+    assert layer.to("meta")(x.to("meta")).shape == y.shape
+
+
+@every_class
+@torch.no_grad()
+def test_torch_export(name: str) -> None:
+    layer, x = PARTS[name](), torch.randn(3, *SHAPE)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+    torch.testing.assert_close(program(x[:2]), layer(x[:2]))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.script. is deprecated")
+@every_class
+def test_under_transforms(name: str) -> None:
+    layer, x = PARTS[name]().double(), torch.randn(3, *SHAPE, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(lambda image: layer(image[None])[0])(x), layer(x))
+    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x))
+    forward, reverse = (jac(lambda v: layer(v[None]).sum(0))(x[0]) for jac in (torch.func.jacfwd, torch.func.jacrev))
+    torch.testing.assert_close(forward, reverse)
+
+
+def networks() -> dict[str, nn.Sequential]:
+    """Two networks that have all the parts."""
+    branch = nn.Sequential(CayleyConv2d(4, 4, 3), NActivation(4))
+    one = [CayleyConv2d(1, 8, 3), PixelBias(8, 8), HouseHolder(8), BatchCentering(8), ChannelShuffle(2)]
+    one += [ConcatResidual(branch), InvertibleDownsample(2), Abs(0.5), L2Pool2d(2), nn.Flatten(), CayleyLinear(128, 16)]
+    one += [FullSort(), CayleyLinear(16, 5)]
+    two = [CayleyConv2d(1, 8, 3), LPReLU(8), PrescaledResidual(nn.Sequential(CayleyConv2d(8, 8, 3), SoftHuber()))]
+    two += [
+        LayerCentering(),
+        InvertibleUpsample(2),
+        ScaledAdaptiveAvgPool2d(4),
+        Abs(),
+        nn.Flatten(),
+        CayleyLinear(32, 5),
+    ]
+    return {"one": nn.Sequential(*one).eval(), "two": nn.Sequential(*two).eval()}
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_certificates_of_networks(name: str) -> None:
+    model, x = networks()[name], torch.rand(40, 1, 8, 8)
+    for module in model.modules():
+        if isinstance(module, PixelBias | HouseHolder | NActivation | LPReLU | BatchCentering):
+            shuffled(module)
+    assert lipschitz_bound(model, (1, 8, 8)) == pytest.approx(1, abs=1e-5)
+    with torch.no_grad():
+        labels = model(x).argmax(1)
+        error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
+        assert 0 < error.max() <= rounding_bound(model, (1, 8, 8), 8.0) < 0.1
+        found, naive = (certify(model, [(x, labels)], rounding=on) for on in (True, False))
+        assert (found.radius <= naive.radius).all()
+        assert found.slack is not None
+        assert found.slack.max() < 1e-4
+        assert (found.radius > 0).all()
+    assert verify(model, x[:8], claimed=1.0).faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_onnx(name: str, tmp_path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, x = networks()[name], torch.rand(3, 1, 8, 8)
+    to_onnx(model, x, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    for n in (1, 3):
+        (y,) = session.run(None, {"images": x[:n].numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), model(x[:n]).detach(), rtol=0, atol=1e-5)
+
+
+# What each computes
+
+
+def test_householder_sorts_at_the_start_and_reflects_later() -> None:
+    x = torch.randn(50, 6, 2, 2, dtype=torch.float64)
+    larger, smaller = MaxMin()(x).chunk(2, 1)
+    layer = HouseHolder(6).double()
+    layer.angle.data.fill_(math.pi / 2)
+    torch.testing.assert_close(layer(x), torch.cat((smaller, larger), 1))
+    shuffled(layer)
+    (a, b), t = x.chunk(2, 1), layer.angle.view(-1, 1, 1)
+    beyond = a * (t / 2).sin() > b * (t / 2).cos()
+    first = torch.where(beyond, a * t.cos() + b * t.sin(), a)
+    second = torch.where(beyond, a * t.sin() - b * t.cos(), b)
+    torch.testing.assert_close(layer(x), torch.cat((first, second), 1))
+    assert 0.2 < beyond.double().mean() < 0.8
+    torch.testing.assert_close(layer(x).norm(), x.norm())
+
+
+def test_n_activation_has_three_slopes() -> None:
+    layer = NActivation(1).double()
+    layer.corners.data.copy_(torch.tensor([[2.0], [-1.0]]))  # in either order
+    x = torch.tensor([[-3.0], [-1.0], [0.5], [2.0], [5.0]], dtype=torch.float64)
+    torch.testing.assert_close(layer(x), torch.tensor([[-1.0], [1.0], [-0.5], [-2.0], [1.0]], dtype=torch.float64))
+    start, x = NActivation(4, reach=9.0), torch.randn(20, 4)
+    torch.testing.assert_close(start(x), torch.stack((x[:, 0].abs(), x[:, 1], x[:, 2].abs(), x[:, 3]), 1))
+
+
+def test_abs_and_full_sort() -> None:
+    x = torch.randn(4, 6, 3, 3)
+    assert torch.equal(Abs()(x), x.abs())
+    assert torch.equal(Abs(0.5)(x), torch.cat((x[:, :3].abs(), x[:, 3:]), 1))
+    assert torch.equal(Abs(0.0)(x), x)
+    assert torch.equal(FullSort()(x), GroupSort(6)(x))
+    R = torch.tensor([[1.0, -1.0], [1.0, 1.0]]) / math.sqrt(2)
+    v = torch.randn(20, 2)
+    torch.testing.assert_close(Abs(0.5)(v @ R.mT) @ R, MaxMin()(v)[:, [0, 1]])
+    zeros = torch.zeros(2, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(Abs()(zeros).sum(), zeros)
+    assert (grad.abs() == 1).all(), "the norm of gradients is kept at 0"
+
+
+def test_slopes_beyond_one_are_clipped() -> None:
+    layer, x = LPReLU(2), torch.tensor([[-2.0, -2.0], [1.0, 1.0]])
+    layer.slope.data.copy_(torch.tensor([5.0, -5.0]))
+    assert torch.equal(layer(x), torch.tensor([[-2.0, 2.0], [1.0, 1.0]]))
+    layer.slope.data.fill_(0.25)
+    assert torch.equal(layer(x), nn.functional.prelu(x, torch.tensor([0.25])))
+
+
+def test_soft_huber_is_smooth_and_exact_near_zero() -> None:
+    x = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    torch.testing.assert_close(SoftHuber(0.5)(x), (x * x + 0.25).sqrt() - 0.5)
+    tiny = torch.tensor([1e-6])
+    assert SoftHuber(1.0)(tiny).item() == pytest.approx(5e-13, rel=1e-6)
+    assert ((tiny * tiny + 1).sqrt() - 1).item() == 0, "the negative control: the plain formula loses all digits"
+
+
+def test_pools() -> None:
+    x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
+    torch.testing.assert_close(L2Pool2d(2)(x), nn.functional.lp_pool2d(x, 2.0, 2))
+    torch.testing.assert_close(L2Pool2d()(x), x.flatten(2).norm(dim=2)[..., None, None])
+    torch.testing.assert_close(L2Pool2d((2, 3))(x).norm(), x.norm())
+    assert torch.equal(ScaledAdaptiveAvgPool2d((2, 3))(x), ScaledAvgPool2d(2)(x))
+    torch.testing.assert_close(ScaledAdaptiveAvgPool2d(1)(x), x.mean((2, 3), keepdim=True) * math.sqrt(24))
+    zeros = torch.zeros(1, 2, 4, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(L2Pool2d(2)(zeros).sum(), zeros)
+    assert torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_shuffles_and_their_inverses() -> None:
+    x = torch.randn(2, 12, 4, 6)
+    for layer in (ChannelShuffle(3), InvertibleUpsample(2), InvertibleDownsample(2)):
+        assert torch.equal(layer.inverse(layer(x)), x)
+        assert_orthogonal(layer, (12, 2, 2))
+    assert torch.equal(InvertibleUpsample(2)(x), InvertibleDownsample(2).inverse(x))
+    assert torch.equal(InvertibleUpsample(2)(x), nn.functional.pixel_shuffle(x, 2))
+
+
+def test_batch_centering_learns_the_mean() -> None:
+    layer, x = BatchCentering(3, momentum=0.25).double(), torch.randn(8, 3, 4, 4, dtype=torch.float64) + 5
+    y = layer(x)
+    torch.testing.assert_close(y.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer.running_mean, 0.25 * x.mean((0, 2, 3)))
+    before = layer.running_mean.clone()
+    with pytest.raises(TypeError, match=r"BatchCentering is bounded in eval mode only; call model.eval\(\)"):
+        lipschitz_bound(nn.Sequential(layer), (3, 4, 4))
+    assert torch.equal(layer.running_mean, before), "asking for a bound trains nothing"
+    layer.eval()
+    nn.init.normal_(layer.bias)
+    expected = x - layer.running_mean[:, None, None] + layer.bias[:, None, None]
+    torch.testing.assert_close(layer(x), expected)
+    assert torch.equal(layer.running_mean, before)
+    assert BatchCentering(3)(torch.randn(5, 3)).shape == (5, 3)
+
+
+def test_large_constants_that_cancel() -> None:
+    """A mean of 1e4 and a bias of 1e4 leave a value near 0 at zero; the bound must hold all the same."""
+    layer = BatchCentering(4).eval()
+    layer.running_mean.copy_(1e4 + torch.rand(4))
+    layer.bias.data.fill_(1e4)
+    x = torch.randn(100, 4)
+    with torch.no_grad():
+        error = (layer(x).double() - in_double(layer)(x.double())).norm(dim=1)
+        assert (error <= growth(layer, (4,)).error(x.norm(dim=1).double())).all()
+
+
+@torch.no_grad()
+def test_large_constants_that_cancel_between_layers() -> None:
+    bias, centring, corners = PixelBias(4, (4, 6)), BatchCentering(4).eval(), NActivation(4)
+    bias.bias.copy_(1e4 * torch.rand(4, 4, 6))
+    centring.running_mean.copy_(1e4 * torch.rand(4))
+    corners.corners.copy_(1e4 * torch.randn(2, 4))
+    back = PixelBias(4, (4, 6))
+    model = nn.Sequential(bias, centring, corners, shuffled(HouseHolder(4)), back)
+    back.bias.copy_(-model(torch.zeros(1, *SHAPE))[0])
+    x = torch.randn(100, *SHAPE)
+    assert model(0 * x).norm() == 0, "nothing can be seen from outside"
+    error = (model(x).double() - in_double(model)(x.double())).flatten(1).norm(dim=1)
+    bound = growth(model, SHAPE).error(x.flatten(1).norm(dim=1).double())
+    assert (error <= bound).all()
+    assert error.max() > 1e-4, "large constants round"
+
+
+@pytest.mark.parametrize("name", ["HouseHolder", "NActivation", "LPReLU", "PixelBias", "BatchCentering"])
+def test_weights_that_are_not_numbers(name: str) -> None:
+    layer = PARTS[name]()
+    next(layer.parameters()).data.view(-1)[0] = math.nan
+    with pytest.raises(ValueError, match=rf"of {name} \({name}\) is nan; is its weight finite"):
+        lipschitz_bound(layer, SHAPE)
+
+
+def test_asking_for_a_bound_trains_nothing() -> None:
+    norm = nn.BatchNorm2d(4)
+    with pytest.raises(TypeError, match="eval mode only"):
+        lipschitz_bound(nn.Sequential(norm), SHAPE)
+    assert norm.num_batches_tracked == 0
+
+
+# Residuals, and the rule for modules that are made of others
+
+
+def test_residuals_compute_what_they_say() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    f = nn.Linear(4, 4).double()
+    layer = PrescaledResidual(f).double()
+    torch.testing.assert_close(layer(x), (x + f(x)) / 2)
+    layer.alpha.data.fill_(-3.0)
+    torch.testing.assert_close(layer(x), (x + f(-3 * x)) / 4)
+    half = nn.Linear(2, 5).double()
+    torch.testing.assert_close(ConcatResidual(half)(x), torch.cat((x[:, :2], half(x[:, 2:])), 1))
+
+
+@pytest.mark.parametrize("alpha", [-2.0, 0.0, 0.5, 1e4])
+def test_bounds_of_residuals(alpha: float) -> None:
+    """Linear branches, where the norm of the whole is known."""
+    layer = PrescaledResidual(Scale(3.0)).double().eval()
+    layer.alpha.data.fill_(alpha)
+    assert lipschitz_bound(layer, (2,)) == pytest.approx((1 + 3 * abs(alpha)) / (1 + abs(alpha)))
+    if alpha >= 0:
+        norm = torch.linalg.matrix_norm(dense_matrix(layer, (2,)), 2).item()
+        assert lipschitz_bound(layer, (2,)) == pytest.approx(norm)
+    for factor in (0.5, 3.0):
+        assert lipschitz_bound(ConcatResidual(Scale(factor)), (4, 2, 2)) == max(1, factor)
+    nested = nn.Sequential(Scale(2.0), ConcatResidual(nn.Sequential(ConcatResidual(Scale(5.0)), Scale(0.1))))
+    assert lipschitz_bound(nested, (4,)) == pytest.approx(2.0)
+
+
+@torch.no_grad()
+def test_rounding_of_residuals_with_constants() -> None:
+    inner = nn.Linear(8, 8)
+    nn.init.constant_(inner.bias, 1e3)
+    for model in (PrescaledResidual(inner), nn.Sequential(nn.Linear(8, 16), ConcatResidual(inner))):
+        for alpha in (0.3, -7.0):
+            if isinstance(model, PrescaledResidual):
+                model.alpha.fill_(alpha)
+            x = torch.randn(200, 8)
+            error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
+            assert (error <= growth(model, (8,)).error(x.norm(dim=1).double())).all()
+            assert error.max() > 0
+
+
+class Doubled(PrescaledResidual):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Mine(Combination):
+    """Someone's combination, which answers for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = Scale(3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x) + self.f(x)
+
+    def growth(self, x, child):
+        return child("f", self.f, x) + child("f", self.f, x)
+
+
+def test_combinations_answer_for_themselves() -> None:
+    assert lipschitz_bound(nn.Sequential(Mine()), (3,)) == 6
+    with pytest.raises(TypeError, match=r"no rule for .*Doubled, at Sequential\.0"):
+        lipschitz_bound(nn.Sequential(Doubled(nn.Identity())), (3,))
+    with pytest.raises(TypeError, match=r"no rule for .*GELU, at ConcatResidual\.f"):
+        lipschitz_bound(ConcatResidual(nn.GELU()), (4,))
+    broken = ConvexResidual(nn.ReLU())
+    broken.alpha.data.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"Lipschitz bound of ConvexResidual \(ConvexResidual\) is nan"):
+        lipschitz_bound(broken, (4,))
+    late = ConcatResidual(nn.ReLU())
+    late.f.inplace = True
+    with pytest.raises(TypeError, match="nothing inside works in place"):
+        lipschitz_bound(late, (4,))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Abs(1.5), r"fraction must be in \[0, 1\], got 1.5"),
+        (lambda: Abs(math.nan), "fraction must be"),
+        (lambda: HouseHolder(3), "channels must be even, got 3"),
+        (lambda: HouseHolder(0), "channels must be a positive int, got 0"),
+        (lambda: NActivation(2, reach=-1.0), "reach must be at least 0 and finite, got -1.0"),
+        (lambda: NActivation(2.0), "channels must be a positive int, got 2.0"),  # type: ignore[arg-type]
+        (lambda: LPReLU(slope=2.0), r"slope must be in \[-1, 1\], got 2.0"),
+        (lambda: SoftHuber(0.0), "delta must be positive and finite, got 0.0"),
+        (lambda: L2Pool2d(0), "kernel_size must be a positive int or a pair"),
+        (lambda: ScaledAdaptiveAvgPool2d(-1), "output_size must be"),
+        (lambda: PixelBias(3, (4, 0)), r"size must be .*, got \(4, 0\)"),
+        (lambda: BatchCentering(3, momentum=2), r"momentum must be in \[0, 1\], got 2"),
+        (lambda: LayerCentering((0, 1)), r"negative ints, such as \(-2, -1\), got \(0, 1\)"),
+        (lambda: LayerCentering(-1), "negative ints, such as .*, got -1"),  # type: ignore[arg-type]
+        (lambda: LayerCentering((-1, -1)), "different negative ints"),
+        (lambda: ChannelShuffle(0), "groups must be a positive int, got 0"),
+        (lambda: InvertibleUpsample(1.5), "block must be a positive int, got 1.5"),  # type: ignore[arg-type]
+        (lambda: ConcatResidual(nn.ReLU(inplace=True)), "ConcatResidual needs its input unchanged, but f is in place"),
+        (lambda: PrescaledResidual(nn.ReLU(inplace=True)), "PrescaledResidual needs its input unchanged"),
+    ],
+)
+def test_arguments_that_are_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (HouseHolder(4), (2, 6), r"HouseHolder\(4\) takes that number of channels, got shape \(2, 6\)"),
+        (NActivation(4), (2, 1), r"NActivation\(4\) takes that number of channels, got shape \(2, 1\)"),
+        (LPReLU(4), (2, 3, 1, 1), r"LPReLU\(4\) takes that number"),
+        (Abs(0.5), (2, 3, 4), "Abs needs dim="),
+        (FullSort(), (2, 3, 4), "FullSort needs dim="),
+        (L2Pool2d(2), (1, 1, 5, 7), r"L2Pool2d takes images whose sides \(2, 2\) divide, got \(5, 7\)"),
+        (L2Pool2d(), (1, 1, 0, 7), "L2Pool2d takes images"),
+        (ScaledAdaptiveAvgPool2d(2), (1, 1, 5, 7), r"ScaledAdaptiveAvgPool2d takes .* got \(5, 7\)"),
+        (PixelBias(2, 3), (1, 2, 3, 4), r"PixelBias takes images \(b, \*\(2, 3, 3\)\), got shape \(1, 2, 3, 4\)"),
+        (BatchCentering(2), (4, 3), r"2 channels, got shape \(4, 3\)"),
+        (LayerCentering(), (4, 3), r"with the axes \(-2, -1\), got shape \(4, 3\)"),
+        (ChannelShuffle(2), (4, 3), r"that 2 divides, got shape \(4, 3\)"),
+        (InvertibleUpsample(2), (1, 6, 2, 2), r"that 4 divides, got \(1, 6, 2, 2\)"),
+        (ConcatResidual(nn.Identity()), (1, 3), r"an even c, got shape \(1, 3\)"),
+        (PrescaledResidual(nn.Linear(3, 1)), (1, 3), r"branches of one shape, got \(1, 1\) and \(1, 3\)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_inputs_that_are_refused(layer: nn.Module, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer(torch.zeros(shape))
+
+
+def test_channels_along_other_axes() -> None:
+    x = torch.randn(3, 5, 4)
+    for layer, along in ((HouseHolder(4), HouseHolder(4, dim=-1)), (Abs(0.5), Abs(0.5, dim=2))):
+        torch.testing.assert_close(along(x), layer(x.flatten(0, 1)).view_as(x))
+    for layer, along in ((shuffled(NActivation(4)), NActivation(4, dim=-1)), (shuffled(LPReLU(4)), LPReLU(4, dim=-1))):
+        along.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(along(x), layer(x.flatten(0, 1)).view_as(x))
+    for vector in (HouseHolder(4), NActivation(4), LPReLU(4), Abs(0.5), FullSort()):
+        torch.testing.assert_close(vector(x[0, 0]), vector(x[0, :1])[0])
+
+
+def test_a_batch_is_never_sorted_nor_its_mean_spoilt() -> None:
+    for activation in (FullSort(dim=0), MaxMin(dim=0), Abs(0.5, dim=0)):
+        with pytest.raises(ValueError, match=r"with dim=0 would mix the images of a batch of shape \(2, 4\)"):
+            activation(torch.rand(2, 4))
+    centre = BatchCentering(2)
+    centre(torch.zeros(0, 2))
+    assert (centre.running_mean == 0).all()
+
+
+def test_a_refused_bound_leaves_the_model_as_it_is() -> None:
+    for block in (ConvexResidual(nn.Sequential(BatchCentering(2))), ConcatResidual(BatchCentering(2))):
+        before = copy.deepcopy(block.state_dict())
+        with pytest.raises(TypeError, match="eval mode"):
+            lipschitz_bound(block, (2, 3, 3) if isinstance(block, ConvexResidual) else (4, 3, 3))
+        assert all(torch.equal(value, before[key]) for key, value in block.state_dict().items())
+
+
+def test_soft_huber_of_large_and_small_numbers() -> None:
+    for delta, x in ((0.05, 2e18), (1e-20, 1.0), (1e-3, 1e-10)):
+        value = SoftHuber(delta)(torch.tensor([x]))
+        expected = SoftHuber(delta)(torch.tensor([x], dtype=torch.float64))
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
