@@ -352,11 +352,13 @@ LAYERS = {
     "ShiftConv2d": Contract(ShiftConv2d, "orthogonal", shift_matrix),
     "ShiftConv2d moved": Contract(_with(ShiftConv2d, moved=1.0), "orthogonal", shift_matrix),
     "ShiftConvTranspose2d": Contract(ShiftConvTranspose2d, "orthogonal", adjoint(shift_matrix), transposed=True),
-    "AOLConvTranspose2d": Contract(AOLConvTranspose2d, "nonexpansive", adjoint(aol_matrix), transposed=True),
+    "AOLConvTranspose2d": Contract(
+        _with(AOLConvTranspose2d, identity=False), "nonexpansive", adjoint(aol_matrix), transposed=True
+    ),
     "BCOPConvTranspose2d": Contract(BCOPConvTranspose2d, "orthogonal", adjoint(bcop_matrix), transposed=True),
     "RKOConvTranspose2d": Contract(RKOConvTranspose2d, "nonexpansive", adjoint(rko_matrix), transposed=True),
-    "AOLConv2d": Contract(AOLConv2d, "nonexpansive", aol_matrix),
-    "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1), "nonexpansive", aol_matrix),
+    "AOLConv2d": Contract(_with(AOLConv2d, identity=False), "nonexpansive", aol_matrix),
+    "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1, identity=False), "nonexpansive", aol_matrix),
     "BCOPConv2d": Contract(BCOPConv2d, "orthogonal", bcop_matrix),
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),

@@ -10,18 +10,25 @@ from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matr
 EXTREMES = [1e-3, 1.0, 1e3]
 
 
+def _random(**options: int) -> AOLConv2d:
+    return AOLConv2d(3, 4, 3, identity=False, **options)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 @pytest.mark.parametrize("norm", EXTREMES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_norm_is_at_most_1_for_columns_of_any_scale(steps: int, norm: float, dtype: torch.dtype) -> None:
-    for layer in (AOLConv2d(6, 4, 2, steps=steps, dtype=dtype), AOLConv2d(6, 6, 2, steps=steps, dtype=dtype)):
+    def make(i: int, o: int) -> AOLConv2d:
+        return AOLConv2d(i, o, 2, steps=steps, identity=False, dtype=dtype)
+
+    for layer in (make(6, 4), make(6, 6)):
         with torch.no_grad():
             layer.weight.mul_(norm * torch.logspace(0, -8, 6)[:, None, None])
         matrix = dense_matrix(layer, (6, 4, 4)).double()
         assert_nonexpansive(matrix, atol=1e-12 if dtype == torch.float64 else 2e-6 * 6**0.5)
 
 
-@pytest.mark.parametrize("layer", [AOLConv2d(3, 4, 3), AOLConv2d(3, 4, 3, steps=2), AOLLinear(3, 4)], ids=str)
+@pytest.mark.parametrize("layer", [_random(), _random(steps=2), AOLLinear(3, 4)], ids=str)
 @pytest.mark.parametrize("zeros", [slice(1, 2), slice(None)], ids=["column", "all"])
 def test_zero_columns_stay_zero_and_have_finite_gradients(layer: nn.Module, zeros: slice) -> None:
     with torch.no_grad():
@@ -37,7 +44,7 @@ def test_more_steps_come_nearer_to_1() -> None:
     norms = []
     for steps in range(4):
         torch.manual_seed(1)
-        norms.append(AOLConv2d(8, 8, 3, steps=steps, dtype=torch.float64).lipschitz((8, 8, 8)))
+        norms.append(AOLConv2d(8, 8, 3, steps=steps, identity=False, dtype=torch.float64).lipschitz((8, 8, 8)))
     assert norms == sorted(norms)
     assert norms[0] < 0.9 < norms[2] <= 1
 
@@ -45,7 +52,7 @@ def test_more_steps_come_nearer_to_1() -> None:
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"stride": 2}, {"steps": 1}], ids=str)
 @pytest.mark.parametrize(("i", "o"), [(4, 4), (4, 8), (8, 4)])
 def test_the_identity_start_is_orthogonal(i: int, o: int, options: dict[str, int]) -> None:
-    layer = AOLConv2d(i, o, 3, identity=True, bias=False, dtype=torch.float64, **options)
+    layer = AOLConv2d(i, o, 3, bias=False, dtype=torch.float64, **options)
     assert_orthogonal(layer, (i, 4, 6), atol=1e-12)
     if i == o and "stride" not in options:
         x = torch.randn(2, i, 4, 6, dtype=torch.float64)

@@ -38,7 +38,8 @@ class AOLConv2d(WeightConv2d):
     Arguments are those of `BaseConv2d`, and
 
         steps: How often W* W is squared; 0 is the method of the paper.
-        identity: Whether the weight starts as the identity kernel, which is orthogonal; otherwise as that of nn.Conv2d.
+        identity: Whether the weight starts as the identity kernel, as in the paper; otherwise as that of nn.Conv2d,
+            which AOL makes so small that a network of several layers hardly learns.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
@@ -49,7 +50,7 @@ class AOLConv2d(WeightConv2d):
 
     guarantee: ClassVar[Guarantee | None] = "nonexpansive"
 
-    def set_up(self, *, steps: int = 0, identity: bool = False) -> None:
+    def set_up(self, *, steps: int = 0, identity: bool = True) -> None:
         self.steps = _check_steps(steps)
         super().set_up(identity=identity)
 
