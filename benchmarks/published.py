@@ -2,6 +2,9 @@
 
 Each class is a method as its paper or its public code computes it, differentiated by torch: the references for speed,
 used nowhere else. They are for square layers on square images. The steps take turns; ratios are of medians.
+
+The public code of SOC, CPL and SLL pads by zeros, that of AOL circularly. By default all references pad circularly, so
+that both sides compute the same operator; `--padding zeros` pads the references by zeros, which needs no copy.
 """
 
 import argparse
@@ -62,9 +65,19 @@ class BRO(Spectral):
 class Kernel(nn.Conv2d):
     """Convolution in space."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 3, padding=1)
+    def __init__(self, channels: int, padding_mode: str) -> None:
+        super().__init__(channels, channels, 3, padding=1, padding_mode=padding_mode)
         self.register_buffer("u", torch.randn(1, channels, 16, 16))
+
+    def convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Convolve with the layer's padding."""
+        return self._conv_forward(x, kernel, bias)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Apply the adjoint of the convolution by the weight."""
+        if self.padding_mode == "zeros":
+            return F.conv_transpose2d(y, self.weight, padding=1)
+        return self.convolve(y, self.weight.transpose(0, 1).flip(2, 3))
 
 
 class SOC(Kernel):
@@ -81,7 +94,7 @@ class SOC(Kernel):
         K = 0.7 * K / (3 * torch.stack(norms).amin())
         y = term = x
         for k in range(1, 6):
-            term = F.conv2d(term, K, padding=1) / k
+            term = self.convolve(term, K) / k
             y = y + term
         return y + self.bias[:, None, None]
 
@@ -92,7 +105,7 @@ class AOL(Kernel):
     def forward(self, x: Tensor) -> Tensor:
         W = self.weight.transpose(0, 1)
         D = F.conv2d(W, W, padding=2).abs().sum((1, 2, 3)).rsqrt()
-        return F.conv2d(x, self.weight * D[:, None, None], self.bias, padding=1)
+        return self.convolve(x, self.weight * D[:, None, None], self.bias)
 
 
 class CPL(Kernel):
@@ -100,25 +113,25 @@ class CPL(Kernel):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            v = F.normalize(F.conv2d(self.u, self.weight, padding=1).flatten(), dim=0).view_as(self.u)
-            self.u = F.normalize(F.conv_transpose2d(v, self.weight, padding=1).flatten(), dim=0).view_as(self.u)
-        norm = F.conv2d(self.u, self.weight, padding=1).norm()
-        y = F.relu(F.conv2d(x, self.weight, self.bias, padding=1))
-        return x - 2 / norm**2 * F.conv_transpose2d(y, self.weight, padding=1)
+            v = F.normalize(self.convolve(self.u, self.weight).flatten(), dim=0).view_as(self.u)
+            self.u = F.normalize(self.adjoint(v).flatten(), dim=0).view_as(self.u)
+        norm = self.convolve(self.u, self.weight).norm()
+        y = F.relu(self.convolve(x, self.weight, self.bias))
+        return x - 2 / norm**2 * self.adjoint(y)
 
 
 class SLL(Kernel):
     """x - 2 W^T T relu(W x + b), T by the kernel's correlation with itself (Araujo et al., 2023)."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
+    def __init__(self, channels: int, padding_mode: str) -> None:
+        super().__init__(channels, padding_mode)
         self.q = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         sums = F.conv2d(self.weight, self.weight, padding=2).abs().sum((2, 3))
         T = 1 / (sums * (self.q - self.q[:, None]).exp()).sum(1)
-        y = F.relu(F.conv2d(x, self.weight, self.bias, padding=1))
-        return x - 2 * F.conv_transpose2d(T[:, None, None] * y, self.weight, padding=1)
+        y = F.relu(self.convolve(x, self.weight, self.bias))
+        return x - 2 * self.adjoint(T[:, None, None] * y)
 
 
 PUBLISHED = {"lot": LOT, "bro": BRO, "soc": SOC, "soc_taylor": SOC, "aol": AOL, "cpl": CPL, "sll": SLL}
@@ -138,6 +151,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--padding", choices=("circular", "zeros"), default="circular")
     args = parser.parse_args()
     keep_freed_memory()
     x = torch.randn(args.batch, args.channels, args.size, args.size, requires_grad=True)
@@ -145,7 +159,7 @@ def main() -> None:
     for name, reference in PUBLISHED.items():
         options = {"terms": 5} if name == "soc_taylor" else {}
         ours = conv_method(name)(args.channels, args.channels, 3, **options)
-        theirs = reference(args.channels)
+        theirs = reference(args.channels, *([args.padding] if issubclass(reference, Kernel) else []))
         seconds = [(step(ours, x), step(theirs, x)) for _ in range(args.rounds + 1)][1:]
         ratio = statistics.median(a / b for a, b in seconds)
         print(f"{name:12} ours {1e3 * statistics.median(a for a, _ in seconds):8.1f} ms, ours / published {ratio:.2f}")

@@ -33,6 +33,7 @@ from orthoconv.nn import (
     CayleyConvTranspose2d,
     CircularConv2d,
     CPLConv2d,
+    FrobeniusConv2d,
     LiResConv2d,
     LOTConv2d,
     LOTConvTranspose2d,
@@ -217,6 +218,14 @@ def aol_matrix(layer: nn.Module, case: Case) -> Tensor:
     return kernel_matrix(layer, case, torch.cat(kernels))
 
 
+def frobenius_matrix(layer: nn.Module, case: Case) -> Tensor:
+    """Each group divided by the sum of squares, entry by entry, and by the number of its taps."""
+    parts = layer.weight.detach().chunk(layer.groups)
+    squares = [sum(float(w) ** 2 for w in W.flatten()) for W in parts]
+    taps = layer.weight.shape[2] * layer.weight.shape[3]
+    return kernel_matrix(layer, case, torch.cat([W / (taps * s) ** 0.5 for W, s in zip(parts, squares, strict=True)]))
+
+
 def aoc_matrix(layer: nn.Module, case: Case) -> Tensor:
     """One tap of R after the other, each with its filters, at the stride: index by index."""
     (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
@@ -359,6 +368,7 @@ LAYERS = {
     "RKOConvTranspose2d": Contract(RKOConvTranspose2d, "nonexpansive", adjoint(rko_matrix), transposed=True),
     "AOLConv2d": Contract(_with(AOLConv2d, identity=False), "nonexpansive", aol_matrix),
     "AOLConv2d steps": Contract(_with(AOLConv2d, steps=1, identity=False), "nonexpansive", aol_matrix),
+    "FrobeniusConv2d": Contract(FrobeniusConv2d, "nonexpansive", frobenius_matrix),
     "BCOPConv2d": Contract(BCOPConv2d, "orthogonal", bcop_matrix),
     "BCOPConv2d cayley": Contract(_with(BCOPConv2d, orthogonalizer="cayley"), "orthogonal", bcop_matrix),
     "RKOConv2d": Contract(RKOConv2d, "nonexpansive", rko_matrix),

@@ -13,6 +13,7 @@ from orthoconv.nn.circular import CircularConv2d
 from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
 from orthoconv.nn.cpl import CPLConv2d, CPLLinear
 from orthoconv.nn.downsample import InvertibleDownsample, InvertibleUpsample
+from orthoconv.nn.frobenius import FrobeniusConv2d, FrobeniusLinear
 from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
@@ -27,7 +28,7 @@ from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import L2Pool2d, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d
 from orthoconv.nn.potential import PotentialConv2d
 from orthoconv.nn.potential_linear import PotentialLinear
-from orthoconv.nn.qr import FrobeniusLinear, QRLinear
+from orthoconv.nn.qr import QRLinear
 from orthoconv.nn.reflection import Abs, HouseHolder, LPReLU, NActivation, SoftHuber
 from orthoconv.nn.residual import ConcatResidual, ConvexResidual, ConvexSum, PrescaledResidual
 from orthoconv.nn.rko import RKOConv2d, RKOConvTranspose2d
@@ -67,6 +68,7 @@ __all__ = [
     "ConvexResidual",
     "ConvexSum",
     "ExpLinear",
+    "FrobeniusConv2d",
     "FrobeniusLinear",
     "FullSort",
     "GroupSort",

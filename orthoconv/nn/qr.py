@@ -1,6 +1,6 @@
-"""Linear layers by the QR factorisation, and by the Frobenius norm."""
+"""Linear layers by the QR factorisation."""
 
-__all__ = ["FrobeniusLinear", "QRLinear"]
+__all__ = ["QRLinear"]
 
 from typing import ClassVar
 
@@ -40,30 +40,4 @@ class QRLinear(BaseLinear):
         return positive.mT if wide else positive
 
 
-class FrobeniusLinear(BaseLinear):
-    """Linear layer whose matrix is `weight` divided by its Frobenius norm: never expansive; zero stays zero.
-
-    It is orthogonal for one output, as in the critics of Anil, Lucas and Grosse, Sorting out Lipschitz functions, 2019.
-    For more of them its norm is below 1, for n equal singular values by the square root of n.
-
-    Arguments are those of `BaseLinear`.
-
-    Shape:
-        (..., in_features), to (..., out_features).
-
-    >>> round(FrobeniusLinear(20, 1).lipschitz(), 5)
-    1.0
-    """
-
-    guarantee: ClassVar[Guarantee | None] = "nonexpansive"
-
-    def operator(self, size: Pair, *sources: Tensor) -> Tensor:
-        (W,) = sources
-        largest = W.detach().abs().amax()
-        V = W / largest.where(largest > 0, 1)  # the squares of small entries would be 0
-        norm: Tensor = torch.linalg.vector_norm(V)
-        return V / norm.where(norm > 0, 1)
-
-
 register_method("qr", linear=QRLinear)
-register_method("frobenius", linear=FrobeniusLinear)

@@ -13,7 +13,7 @@ from orthoconv.lab.configs import digest
 from orthoconv.lab.paper.runners import RUNNERS
 from orthoconv.nn import conv_methods
 
-BUDGETS = ("smoke", "short", "paper")
+BUDGETS = ("smoke", "brief", "short", "paper")  # in the order of their cost; an experiment may lack brief
 _FIELDS = {"title", "place", "runner", "base", "series", "sweep", "columns", "rows", "paper", "budgets"}
 _FIELDS |= {"plot", "transposed"}
 _METHOD = "{method}"
@@ -81,6 +81,7 @@ class Experiment:
         self.transposed: bool = fields.get("transposed", False)
         self.plot: list[str] | None = fields.get("plot")
         self._base, self._budgets = fields.get("base", {}), fields["budgets"]
+        self.budgets = [budget for budget in BUDGETS if budget in self._budgets]
 
     def note(self, budget: str) -> str:
         """Describe a budget."""

@@ -8,7 +8,7 @@ from typing import Any
 from orthoconv.files import write_atomically
 from orthoconv.lab import plots
 from orthoconv.lab.pages import render
-from orthoconv.lab.paper.experiment import BUDGETS, Experiment
+from orthoconv.lab.paper.experiment import Experiment
 from orthoconv.lab.paper.records import Record, read_records
 from orthoconv.lab.paper.tables import Table, make_table, markdown, records_of
 
@@ -23,7 +23,9 @@ def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) ->
     """
     records = read_records(folder)
     parts: list[dict[str, Any]] = []
-    for budget in BUDGETS[:1] if smoke else BUDGETS[1:]:
+    for budget in experiment.budgets:
+        if smoke is not (budget == "smoke"):
+            continue
         cases = experiment.cases(budget)
         made = [(case, matching[-1]) for case in cases if (matching := records_of(case, experiment, records))]
         table = make_table(experiment, budget, records)
