@@ -95,7 +95,7 @@ def test_records_are_complete() -> None:
             assert record["epochs"][-1]["test_accuracy"] == pytest.approx(record["evaluation"]["clean"], abs=2e-4)
 
 
-@pytest.mark.parametrize("name", ["kwlarge_provable", "residual_empirical", "baselines"])
+@pytest.mark.parametrize("name", ["kwlarge_provable", "residual_empirical", "baselines", "methods"])
 def test_rates_of_the_experiment_are_the_best_that_were_tried(name: str) -> None:
     experiment = load_experiment(name)
     best = best_rates(name, read_records(RESULTS))
