@@ -96,10 +96,6 @@ class ImageLayer(Reparametrized):
     def sources(self) -> tuple[Tensor, ...]:
         return (self.weight,)
 
-    def new_parameter(self, *shape: int) -> nn.Parameter:
-        """Make an empty parameter with the layer's device and dtype."""
-        return nn.Parameter(torch.empty(shape, **self._factory))
-
     def reset_bias(self) -> None:
         """Initialise the bias as PyTorch does for a convolution."""
         if self.bias is not None:

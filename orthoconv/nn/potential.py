@@ -45,6 +45,11 @@ class Potential(Reparametrized):
     weight: nn.Parameter
     bias: nn.Parameter | None
     gate: nn.Parameter | None
+    hidden: int
+
+    def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
+        """Make the gate; a subclass makes `weight` with `hidden` rows, and `bias`."""
+        self.register_parameter("gate", self.new_parameter() if identity else None)
 
     @abstractmethod
     def transform(self, size: Pair, *sources: Tensor) -> Tensor:
@@ -95,7 +100,7 @@ class PotentialConv2d(Potential, ImageLayer):
         if self.hidden % self.groups:
             raise ValueError(f"hidden must be a multiple of groups={self.groups}, got {hidden!r}")
         self.weight = self.new_parameter(self.hidden, c, kh, kw)
-        self.gate = self.new_parameter() if identity else None
+        super().set_up(identity=identity)
         if self.bias is not None:
             self.bias = self.new_parameter(self.hidden)
 

@@ -57,11 +57,7 @@ class PotentialLinear(Potential):
         self.hidden = positive_int("hidden", min(i, o) if hidden is None else hidden)
         self.weight = self.new_parameter(self.hidden, max(i, o))
         self.register_parameter("bias", self.new_parameter(self.hidden) if self._biased else None)
-        self.register_parameter("gate", self.new_parameter() if identity else None)
-
-    def new_parameter(self, *shape: int) -> nn.Parameter:
-        """Make an empty parameter with the layer's device and dtype."""
-        return nn.Parameter(torch.empty(shape, **self._factory))
+        super().set_up(identity=identity)
 
     def forward(self, x: Tensor) -> Tensor:
         name = type(self).__name__

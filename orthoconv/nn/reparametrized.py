@@ -37,6 +37,7 @@ class Reparametrized(Layer):
 
     depends_on_size: ClassVar[bool] = True
     identity: bool = False  # whether the layer starts as the identity, as near as the method comes
+    _factory: dict[str, Any]  # device and dtype of the parameters
     _snapshot: tuple[Tensor, ...]
     _memory: dict[Pair, Tensor]
     _remembered: dict[str, Any]
@@ -55,6 +56,10 @@ class Reparametrized(Layer):
 
     def set_up(self) -> None:
         """Check the options of the method, if it has any, and make its parameters."""
+
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        """Make an empty parameter with the layer's device and dtype."""
+        return nn.Parameter(torch.empty(shape, **self._factory))
 
     @abstractmethod
     def reset_parameters(self) -> None:

@@ -11,11 +11,30 @@ from torch import Tensor, nn
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.gram import gram_kernel
 from orthoconv.nn.methods import register_method
-from orthoconv.nn.potential import PotentialConv2d
+from orthoconv.nn.potential import Potential, PotentialConv2d
 from orthoconv.nn.potential_linear import PotentialLinear
 
 
-class SLLConv2d(PotentialConv2d):
+class _Weighted(Potential):
+    """Block with a positive number q for each row of W, kept as its logarithm; abstract."""
+
+    log_q: nn.Parameter
+
+    def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
+        super().set_up(hidden=hidden, identity=identity)
+        self.log_q = self.new_parameter(self.hidden)
+
+    def reset_parameters(self) -> None:
+        """Initialise the weight as Xavier does, and q as 1."""
+        super().reset_parameters()
+        nn.init.zeros_(self.log_q)
+
+    def sources(self) -> tuple[Tensor, ...]:
+        weight, *gate = super().sources()
+        return weight, self.log_q, *gate
+
+
+class SLLConv2d(_Weighted, PotentialConv2d):
     r"""Residual block with a convolution and its adjoint, 1-Lipschitz for any weight.
 
     .. math:: x - U^* \max(U x + b, 0), \qquad U = \sqrt{2 T} \, W, \qquad
@@ -40,25 +59,12 @@ class SLLConv2d(PotentialConv2d):
 
     depends_on_size = False
 
-    def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
-        super().set_up(hidden=hidden, identity=identity)
-        self.log_q = self.new_parameter(self.hidden)
-
-    def reset_parameters(self) -> None:
-        """Initialise the weight as Xavier does, and q as 1."""
-        super().reset_parameters()
-        nn.init.zeros_(self.log_q)
-
-    def sources(self) -> tuple[Tensor, ...]:
-        weight, *gate = super().sources()
-        return weight, self.log_q, *gate
-
     def transform(self, size: Pair, *sources: Tensor) -> Tensor:
         W, log_q = (source.chunk(self.groups) for source in sources)
         return torch.cat([_rescaled(*part) for part in zip(W, log_q, strict=True)])
 
 
-class SLLLinear(PotentialLinear):
+class SLLLinear(_Weighted, PotentialLinear):
     """Residual block with a matrix and its transpose, 1-Lipschitz for any weight: see `SLLConv2d`. It is not linear.
 
     Arguments are those of `PotentialLinear`.
@@ -69,19 +75,6 @@ class SLLLinear(PotentialLinear):
     >>> SLLLinear(64, 10).lipschitz()
     1.0
     """
-
-    def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
-        super().set_up(hidden=hidden, identity=identity)
-        self.log_q = self.new_parameter(self.hidden)
-
-    def reset_parameters(self) -> None:
-        """Initialise the weight as Xavier does, and q as 1."""
-        super().reset_parameters()
-        nn.init.zeros_(self.log_q)
-
-    def sources(self) -> tuple[Tensor, ...]:
-        weight, *gate = super().sources()
-        return weight, self.log_q, *gate
 
     def transform(self, size: Pair, *sources: Tensor) -> Tensor:
         return _rescaled(sources[0][..., None, None], sources[1])[..., 0, 0]
