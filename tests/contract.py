@@ -395,7 +395,19 @@ LAYERS = {
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),
 }
 
+
+def _with_all_rows(layer: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Blocks with as many rows as channels, so that small cases have several."""
+
+    def make(*args: Any, **options: Any) -> nn.Module:
+        block = layer(*args, **options)
+        o, i = block.kernel_shape[:2]
+        return block if "hidden" in options else layer(*args, **options, hidden=min(i * block.groups, o))
+
+    return make
+
+
 BLOCKS = {  # x - U* relu(U x + b), which are not linear; the oracle returns U for a size of the torus
-    "CPLConv2d": Contract(CPLConv2d, "nonexpansive", cpl_matrix),
-    "SLLConv2d": Contract(SLLConv2d, "nonexpansive", sll_matrix),
+    "CPLConv2d": Contract(_with_all_rows(CPLConv2d), "nonexpansive", cpl_matrix),
+    "SLLConv2d": Contract(_with_all_rows(SLLConv2d), "nonexpansive", sll_matrix),
 }

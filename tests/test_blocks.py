@@ -100,7 +100,7 @@ def test_the_bound_is_that_of_the_operator_as_it_is(contract: Contract) -> None:
         def transform(self, size, *sources):
             return 1.1 * super().transform(size, *sources)
 
-    larger = TooLarge(3, 3, 3, dtype=torch.float64).eval()
+    larger = TooLarge(3, 3, 3, hidden=layer.hidden, dtype=torch.float64).eval()
     larger.load_state_dict(layer.state_dict())
     norm = fourier.singular_values(1.1 * U, (4, 4)).max().item()
     expected = max(1.0, norm**2 - 1)
@@ -151,7 +151,7 @@ def test_gradients_with_options(contract: Contract, options: dict[str, int]) -> 
     case = Case(2, 2, 3, (2, 3), options)
     suite.test_gradients(contract, case, "train")
     layer = contract.layer(case)
-    assert len(layer.weight) == options.get("hidden", 2)
+    assert len(layer.weight) == options.get("hidden", 2)  # the contract asks for as many rows as channels
     assert layer.lipschitz((2, 2, 3)) <= 1 + 1e-12
 
 
@@ -182,7 +182,7 @@ def test_zero_rows_stay_zero_and_have_finite_gradients(build, zeros: slice) -> N
 @pytest.mark.parametrize("spread_of_q", [1.0, 30.0, 300.0])
 def test_extreme_weights_of_sll_are_sound(spread_of_q: float) -> None:
     for dtype, excess in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
-        layer = SLLConv2d(6, 6, 3, dtype=dtype)
+        layer = SLLConv2d(6, 6, 3, hidden=6, dtype=dtype)
         with torch.no_grad():
             layer.log_q.copy_(spread_of_q * torch.randn(6))
             layer.weight.mul_(torch.logspace(0, -8, 6)[:, None, None, None])

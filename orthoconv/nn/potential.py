@@ -1,6 +1,6 @@
 """Blocks x - U* relu(U x + b): a step down the gradient of a convex potential, 1-Lipschitz while |U|^2 is at most 2."""
 
-__all__ = ["Potential", "PotentialConv2d", "block_units", "fit_channels", "lipschitz_constant"]
+__all__ = ["Potential", "PotentialConv2d", "block_units", "fit_channels", "half_of", "lipschitz_constant"]
 
 import math
 from abc import abstractmethod
@@ -88,7 +88,7 @@ class PotentialConv2d(Potential, ImageLayer):
 
     Arguments are those of `ImageLayer`, and
 
-        hidden: Rows of U, a multiple of groups; by default the smaller of i and out_channels.
+        hidden: Rows of U, a multiple of groups; by default half the smaller of i and out_channels, see `half_of`.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity. A small weight would not do that, since its size is divided out.
     """
@@ -96,7 +96,8 @@ class PotentialConv2d(Potential, ImageLayer):
     def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
         o, i, kh, kw = self.kernel_shape
         c = max(i, o // self.groups)
-        self.hidden = positive_int("hidden", min(i * self.groups, o) if hidden is None else hidden)
+        usual = self.groups * half_of(min(i, o // self.groups))
+        self.hidden = positive_int("hidden", usual if hidden is None else hidden)
         if self.hidden % self.groups:
             raise ValueError(f"hidden must be a multiple of groups={self.groups}, got {hidden!r}")
         self.weight = self.new_parameter(self.hidden, c, kh, kw)
@@ -167,6 +168,17 @@ def fit_channels(x: Tensor, o: int, groups: int = 1) -> Tensor:
     if groups == 1:
         return x[:, :o] if o < i else F.pad(x, (0, 0, 0, 0, 0, o - i))
     return torch.cat([fit_channels(part, o) for part in x.chunk(groups, 1)], 1)
+
+
+def half_of(channels: int) -> int:
+    """Rows of U for a block of so many channels: half of them, rounded up, which learns more in the same time.
+
+    docs/decisions/0011-methods-of-the-field.md has the trials.
+
+    >>> half_of(32), half_of(3)
+    (16, 2)
+    """
+    return -(-channels // 2)
 
 
 def lipschitz_constant(U: Tensor) -> float:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.arguments import check_dtype, positive_int
 from orthoconv.nn.plain import owned
-from orthoconv.nn.potential import Potential, block_units, lipschitz_constant
+from orthoconv.nn.potential import Potential, block_units, half_of, lipschitz_constant
 from orthoconv.tracing import full_precision
 
 
@@ -26,7 +26,7 @@ class PotentialLinear(Potential):
         bias: Whether the block has a learnable bias b.
         device: Device of the parameters.
         dtype: Precision of the parameters.
-        hidden: Rows of U; by default the smaller of in_features and out_features.
+        hidden: Rows of U; by default half the smaller of in_features and out_features, as in `PotentialConv2d`.
         identity: Whether a learned gate multiplies the step, and starts almost closed, as in `PotentialConv2d`.
 
     Shape:
@@ -54,7 +54,7 @@ class PotentialLinear(Potential):
 
     def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
         i, o = self.in_features, self.out_features
-        self.hidden = positive_int("hidden", min(i, o) if hidden is None else hidden)
+        self.hidden = positive_int("hidden", half_of(min(i, o)) if hidden is None else hidden)
         self.weight = self.new_parameter(self.hidden, max(i, o))
         self.register_parameter("bias", self.new_parameter(self.hidden) if self._biased else None)
         super().set_up(identity=identity)
