@@ -1,8 +1,10 @@
 """Everything on another device: the numbers of the CPU, no mixture of devices, few kernels, and no waiting."""
 
 import copy
+import inspect
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from orthoconv.data import Split
 from orthoconv.data.batching import augment, generator
 from orthoconv.devices import choose_device
 from orthoconv.elimination import cholesky
-from orthoconv.lab.cli import main
+from orthoconv.lab.cli import COMMANDS, main
+from orthoconv.lab.paper.records import read_records
 from orthoconv.nn import CayleyConv2d, CircularConv2d, CPLConv2d, CPLLinear, MaxMin, conv_methods, linear_methods
 from orthoconv.nn.methods import conv_method, linear_method
 from orthoconv.train import CriticRecipe, Recipe, TrainingError, fit, wasserstein_distance
@@ -482,6 +485,40 @@ def test_other_commands_run_on_the_device(tmp_path: Path, capsys: pytest.Capture
     lines = [json.loads(line) for path in tmp_path.rglob("*.jsonl") for line in path.read_text().splitlines()]
     assert {line["hardware"]["device"] for line in lines if "hardware" in line} == {f"{NAME}:0"}
     assert capsys.readouterr().out.count(f"device: {NAME}:0") >= 5
+
+
+def test_every_command_that_computes_takes_a_device() -> None:
+    commands = {name: command for name, command in COMMANDS.items() if callable(command)}
+    for group, parts in COMMANDS.items():
+        if not callable(parts):
+            commands |= {f"{group} {name}": command for name, command in parts.items() if callable(command)}
+    without = {name for name, command in commands.items() if "device" not in inspect.signature(command).parameters}
+    assert without == {"data", "publish", "records left", "records pause", "records resume"}
+
+
+TRIALS = """
+base: {data: digits, examples: 300, model: {width: 0.0625}, recipe: {epochs: 1, batch_size: 100, augment: false}}
+trials: {one: {}, two: {recipe: {lr: 0.02}}}
+"""
+
+
+@pytest.mark.slow
+def test_search_and_the_queue_run_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # which would stay with the other tests
+    (tmp_path / "trials.yaml").write_text(TRIALS)
+    (tmp_path / "queue.yaml").write_text("- trials: trials.yaml\n- {experiment: orthogonality, budget: smoke}\n")
+    main(["search", "--trials", "trials.yaml", "--only", "[one]", "--device", NAME])
+    main(["records", "run", "--queue", "queue.yaml", "--most", "2", "--device", NAME])
+    main(["train", "--out", "runs/last", "--recipe.epochs", "1", *SMALL, "--device", "cpu"])
+    main(["search", "--finalist", "runs/last", "--device", NAME])
+    records = read_records(Path("results"))
+    assert sorted(r["experiment"] for r in records) == ["finalist", "orthogonality", "search", "search"]
+    places = [r.get("measured_on", r["hardware"]["device"]) for r in records]
+    assert set(places) == {f"{NAME}:0"}
+    assert capsys.readouterr().out.count(f"device: {NAME}:0") == 3
 
 
 def test_precision_and_compilation_enter_the_digest_only_when_set(tmp_path: Path) -> None:
