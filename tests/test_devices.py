@@ -1,7 +1,10 @@
 """Everything on another device: the numbers of the CPU, no mixture of devices, few kernels, and no waiting."""
 
 import copy
+import inspect
 import json
+import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,20 @@ from pretend import NAME, Remote, counted, visible
 from torch import Tensor, nn
 
 import orthoconv
-from orthoconv import budget, certify, export, frozen, lipschitz_bound, models, verify
+from orthoconv import budget, certify, export, frozen, linalg, lipschitz_bound, models, verify
 from orthoconv.attacks import L2Ball, apgd, cross_examine, empirical_lipschitz, pgd
 from orthoconv.data import Split
 from orthoconv.data.batching import augment, generator
 from orthoconv.devices import choose_device
-from orthoconv.lab.cli import main
-from orthoconv.nn import CayleyConv2d, CircularConv2d, MaxMin, conv_methods, linear_methods
+from orthoconv.elimination import cholesky
+from orthoconv.lab.cli import COMMANDS, main
+from orthoconv.lab.paper.records import read_records
+from orthoconv.nn import CayleyConv2d, CircularConv2d, CPLConv2d, CPLLinear, MaxMin, conv_methods, linear_methods
 from orthoconv.nn.methods import conv_method, linear_method
 from orthoconv.train import CriticRecipe, Recipe, TrainingError, fit, wasserstein_distance
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # kernels of two devices add in another order
+WAITING = (CPLConv2d, CPLLinear)  # the Gram iteration looks for the frequencies that it may leave out
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +52,17 @@ def step(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def assert_same(module: nn.Module, x: Tensor) -> None:
-    """Forward, backward and eval mode agree with the CPU, and stay on the device.
+    """Forward, backward and eval mode agree with the CPU and stay on the device; training waits for nothing.
 
     They are compared in float64, since some layers take more iterations on an accelerator than where they may look.
     """
     module, x = module.double(), x.double()
     other = there(module)
     y, gradients = step(module, x)
-    z, others = step(other, x.to(NAME))
+    moved = x.to(NAME)
+    with counted() as usage:
+        z, others = step(other, moved)
+    assert bool(usage.syncs) == any(isinstance(m, WAITING) for m in module.modules()), usage.syncs
     for a, b in zip([y, *gradients], [z, *others], strict=True):
         assert isinstance(b, Remote)
         torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-9, atol=1e-10)
@@ -142,6 +151,48 @@ def test_every_method_of_convolutions(name: str) -> None:
 def test_every_method_of_linear_layers(name: str) -> None:
     for i, o in ((6, 4), (4, 6), (5, 5)):
         assert_same(linear_method(name, "cayley")(i, o), torch.randn(3, i))
+
+
+@pytest.mark.parametrize("norm", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["bro", "lot", "soc"])
+def test_a_fixed_number_of_steps_is_as_accurate(name: str, dtype: torch.dtype, norm: float) -> None:
+    for i, o in ((16, 16), (4, 16), (16, 8)):
+        layer = conv_method(name)(i, o, 3, dtype=dtype)
+        with torch.no_grad():
+            layer.weight.mul_(-norm / layer.weight.norm())
+        other, atol = there(layer), 1e-10 if dtype == torch.float64 else 2e-6 * math.sqrt(max(i, o))
+        assert (other.singular_values((9, 8)).cpu() - 1).abs().max() <= atol
+        if dtype == torch.float64:
+            assert_same(layer, torch.randn(2, i, 9, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.complex64])
+@pytest.mark.parametrize("norm", [0.0, 1e-3, 1.0, 1e3, 1e30])
+def test_exponentials_of_any_norm_wait_for_nothing(norm: float, dtype: torch.dtype) -> None:
+    W = (norm * torch.randn(3, 5, 5, dtype=dtype) / 3).to(NAME).requires_grad_()
+    with counted() as usage:
+        Q = linalg.skew_exponential(W)
+        (gradient,) = torch.autograd.grad(Q, W, torch.ones_like(Q))
+    assert not usage.syncs
+    assert torch.isfinite(gradient.cpu()).all()
+    eps = torch.finfo(dtype).eps
+    assert (torch.linalg.svdvals(Q.detach().cpu().to(torch.complex128)) - 1).abs().max() <= 10 * 5 * eps
+    if norm <= 1e3:
+        near = W.detach().cpu().requires_grad_()
+        expected = linalg.skew_exponential(near)
+        torch.testing.assert_close(Q.detach().cpu(), expected.detach(), atol=50 * eps * max(1, norm), rtol=0)
+        (other,) = torch.autograd.grad(expected, near, torch.ones_like(expected))
+        torch.testing.assert_close(gradient.cpu(), other, atol=500 * eps * max(1, norm), rtol=0)
+
+
+def test_a_factor_that_does_not_exist_is_not_a_number() -> None:
+    M = torch.stack((4 * torch.eye(2), -torch.eye(2))).to(NAME)
+    with counted() as usage:
+        L = cholesky(M)
+    assert not usage.syncs
+    assert torch.equal(L[0].cpu(), 2 * torch.eye(2))
+    assert L[1].cpu().isnan().all()
 
 
 @pytest.mark.slow
@@ -434,6 +485,40 @@ def test_other_commands_run_on_the_device(tmp_path: Path, capsys: pytest.Capture
     lines = [json.loads(line) for path in tmp_path.rglob("*.jsonl") for line in path.read_text().splitlines()]
     assert {line["hardware"]["device"] for line in lines if "hardware" in line} == {f"{NAME}:0"}
     assert capsys.readouterr().out.count(f"device: {NAME}:0") >= 5
+
+
+def test_every_command_that_computes_takes_a_device() -> None:
+    commands = {name: command for name, command in COMMANDS.items() if callable(command)}
+    for group, parts in COMMANDS.items():
+        if not callable(parts):
+            commands |= {f"{group} {name}": command for name, command in parts.items() if callable(command)}
+    without = {name for name, command in commands.items() if "device" not in inspect.signature(command).parameters}
+    assert without == {"data", "publish", "records left", "records pause", "records resume"}
+
+
+TRIALS = """
+base: {data: digits, examples: 300, model: {width: 0.0625}, recipe: {epochs: 1, batch_size: 100, augment: false}}
+trials: {one: {}, two: {recipe: {lr: 0.02}}}
+"""
+
+
+@pytest.mark.slow
+def test_search_and_the_queue_run_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # which would stay with the other tests
+    (tmp_path / "trials.yaml").write_text(TRIALS)
+    (tmp_path / "queue.yaml").write_text("- trials: trials.yaml\n- {experiment: orthogonality, budget: smoke}\n")
+    main(["search", "--trials", "trials.yaml", "--only", "[one]", "--device", NAME])
+    main(["records", "run", "--queue", "queue.yaml", "--most", "2", "--device", NAME])
+    main(["train", "--out", "runs/last", "--recipe.epochs", "1", *SMALL, "--device", "cpu"])
+    main(["search", "--finalist", "runs/last", "--device", NAME])
+    records = read_records(Path("results"))
+    assert sorted(r["experiment"] for r in records) == ["finalist", "orthogonality", "search", "search"]
+    places = [r.get("measured_on", r["hardware"]["device"]) for r in records]
+    assert set(places) == {f"{NAME}:0"}
+    assert capsys.readouterr().out.count(f"device: {NAME}:0") == 3
 
 
 def test_precision_and_compilation_enter_the_digest_only_when_set(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ OPTIONS = [
     "--examples", "600", "--recipe.checkpoint_every", "2", "--threads", "1", "--device", "cpu", "--resume", "true",
 ]  # fmt: skip
 
+# Without it, processes that torchrun starts again may connect to addresses of those that were killed: docs/devices.md.
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
 
 def test_the_loss_of_a_process_is_said(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -40,7 +43,7 @@ def launch(out: Path, processes: int, epochs: int, *options: str) -> subprocess.
     """Start `orthoconv train` on so many processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *options]
     command += ["-m", "orthoconv", "train", "--out", str(out), "--recipe.epochs", str(epochs), *OPTIONS]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **FRESH_STORE}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     return subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload, no-any-return]
 

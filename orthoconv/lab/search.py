@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml  # type: ignore[import-untyped]
 from torch import nn
 
@@ -64,7 +65,13 @@ def has_record(trial: Trial, records: list[Record]) -> bool:
     return any(Training.of(record["config"]).hash == trial.training.hash for record in trials)
 
 
-def complete_trial(trial: Trial, results: Path, runs: Path, data_dir: Path | None = None) -> None:
+def complete_trial(
+    trial: Trial,
+    results: Path,
+    runs: Path,
+    data_dir: Path | None = None,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> None:
     """Run a trial, unless there is a record of it, and append its record to search.jsonl.
 
     Arguments:
@@ -72,6 +79,7 @@ def complete_trial(trial: Trial, results: Path, runs: Path, data_dir: Path | Non
         results: Folder of the records.
         runs: Folder with a folder for each run, named by the digest of its configuration.
         data_dir: Folder of the data set; by default its usual place.
+        device: Device that computes.
 
     Raises:
         LockedError: If another process runs the same trial.
@@ -83,10 +91,15 @@ def complete_trial(trial: Trial, results: Path, runs: Path, data_dir: Path | Non
         if has_record(trial, read_records(results)):  # another process has just made it
             return
         print(f"\nsearch: {trial.name}", flush=True)
-        append_record(results / "search.jsonl", run_trial(trial, Run(folder, data_dir), data_dir))
+        append_record(results / "search.jsonl", run_trial(trial, Run(folder, data_dir), data_dir, device))
 
 
-def run_trial(trial: Trial, run: Run, data_dir: Path | None = None) -> Record:
+def run_trial(
+    trial: Trial,
+    run: Run,
+    data_dir: Path | None = None,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Record:
     """Train a trial to the end, from its checkpoint if it has one, and measure it on the images that were held out.
 
     The test images are not used.
@@ -95,14 +108,15 @@ def run_trial(trial: Trial, run: Run, data_dir: Path | None = None) -> Record:
         trial: What to train; its `examples` say how many training images are not held out.
         run: Folder of the run.
         data_dir: Folder of the data set; by default its usual place.
+        device: Device that computes.
     """
     training = trial.training
     figures: dict[str, Any] = {}
     try:
         if not run.weights_path.exists():
-            train_run(run, training, data_dir, resume=True, held_out=True)
+            train_run(run, training, data_dir, resume=True, device=device, held_out=True)
         held_out, started = held_out_images(run.load_data()[0], training.examples), time.perf_counter()
-        model = run.load_model()
+        model = run.load_model().to(device)
         figures = {**_measure(model, held_out), "mirrored": _measure(IsometryAverage(model), held_out)}
         figures["measuring_seconds"] = time.perf_counter() - started
     except TrainingError as error:  # the learning rate is too high, which is an answer
@@ -110,7 +124,7 @@ def run_trial(trial: Trial, run: Run, data_dir: Path | None = None) -> Record:
     return _record("search", trial.name, training, run, figures)
 
 
-def finalist_record(name: str, run: Run) -> Record:
+def finalist_record(name: str, run: Run, device: torch.device = torch.device("cpu")) -> Record:  # noqa: B008
     """Measure a run on the test images: clean and certified accuracy, with and without the mirror image.
 
     Certificates count what rounding may do.
@@ -118,13 +132,14 @@ def finalist_record(name: str, run: Run) -> Record:
     Arguments:
         name: What to call it.
         run: Folder of a run of all training images, trained to the end.
+        device: Device that computes; the record names it beside the machine of the training.
     """
-    test, model, started = run.load_data()[1], run.load_model(), time.perf_counter()
+    test, model, started = run.load_data()[1], run.load_model().to(device), time.perf_counter()
     radii = (*_RADII, 255)
     figures = _measure(model, test, radii, rounding=True)
     figures["mirrored"] = _measure(IsometryAverage(model), test, radii, rounding=True)
     figures["measuring_seconds"] = time.perf_counter() - started
-    return _record("finalist", name, run.training, run, figures)
+    return {**_record("finalist", name, run.training, run, figures), "measured_on": str(device)}
 
 
 def _record(kind: str, name: str, training: Training, run: Run, figures: dict[str, Any]) -> Record:

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.linalg.nearest import bjorck_step
+
+_HALVINGS = 16  # on an accelerator, which is not asked for the norm: enough for norms up to 2^15
 
 
 def skew_exponential(W: Tensor) -> Tensor:
@@ -22,6 +25,10 @@ def skew_exponential(W: Tensor) -> Tensor:
 
     of X = exp(A) and its gradient G, by the same series and halvings. Each term is one product.
 
+    An accelerator takes 16 halvings whatever the norm, so that the host need not wait for it. The result is as
+    accurate, since the squarings carry exp(A) - I, whose small entries keep their digits. A matrix W with a Frobenius
+    norm above 2^15 is first scaled down to that norm.
+
     Arguments:
         W: Real or complex matrices, of shape (..., n, n).
 
@@ -29,6 +36,9 @@ def skew_exponential(W: Tensor) -> Tensor:
     >>> torch.dist(Q.mT @ Q, torch.eye(5)).item() < 1e-14
     True
     """
+    if not budget.has_cache(W.device):
+        norm = torch.linalg.matrix_norm(W.detach(), keepdim=True)
+        W = W * (2 ** (_HALVINGS - 1) / norm).clamp_max(1)
     return with_gradient((W,), _skew_exponential, _skew_exponential_forward, _skew_exponential_gradients)
 
 
@@ -38,6 +48,8 @@ def _skew_exponential(W: Tensor) -> Tensor:
 
 def _skew_exponential_forward(W: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     A = 0.5 * (W - W.mH)
+    if not budget.has_cache(A.device):
+        return _fixed_halvings(A)
     A2 = A @ A
     norm = math.sqrt(float(torch.linalg.matrix_norm(A2).max())) if A.numel() else 0.0  # of a normal A: |A|^2 = |A^2|
     halvings = max(0, math.frexp(2 * norm)[1]) if math.isfinite(norm) else 0
@@ -50,10 +62,28 @@ def _skew_exponential_forward(W: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return X, (X, A, *powers)
 
 
-def _exponential_series(A: Tensor, A2: Tensor) -> Tensor:
-    """exp(A) for matrices of norm at most 1/2, and their squares: cubes of A times polynomials of degree two."""
+def _fixed_halvings(A: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same for skew matrices of norm up to 2^15, by a fixed number of halvings."""
+    I = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)  # noqa: E741
+    A = A * 0.5**_HALVINGS
+    E, powers = _exponential_series(A, A @ A, first=0), []
+    for k in range(1, _HALVINGS + 1):
+        powers.append(E + I)
+        E = 2 * E + E @ E  # (I + E)^2 - I
+        if k % 8 == 0:
+            R = E + E.mH + E.mH @ E  # X* X - I for X = I + E
+            E = E - 0.5 * (R + E @ R)
+    X = bjorck_step(E + I)
+    return X, (X, A, *powers)
+
+
+def _exponential_series(A: Tensor, A2: Tensor, first: float = 1) -> Tensor:
+    """exp(A) for matrices of norm at most 1/2, and their squares: cubes of A times polynomials of degree two.
+
+    `first` takes the place of the first term, I: zero for exp(A) - I.
+    """
     terms = 15 if torch.finfo(A.dtype).eps < 1e-10 else 9
-    c = [1 / math.factorial(k) for k in range(terms)]
+    c = [first, *(1 / math.factorial(k) for k in range(1, terms))]
     I, A3 = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), A2 @ A  # noqa: E741
     X = c[-3] * I + c[-2] * A + c[-1] * A2
     for k in range(terms - 6, -1, -3):

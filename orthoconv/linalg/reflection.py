@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.elimination import cholesky
 from orthoconv.linalg.norms import DOUBLE
 
 
@@ -35,7 +36,7 @@ def orthonormal(V: Tensor) -> Tensor:
     for _ in range(3):
         norms = torch.linalg.vector_norm(X.detach(), dim=-2, keepdim=True)
         X = X / norms.where(norms > torch.finfo(X.dtype).tiny, 1)
-        L = torch.linalg.cholesky(X.mH @ X + e * I)
+        L = cholesky(X.mH @ X + e * I)
         T = torch.linalg.solve_triangular(L, I, upper=False)
         X = X @ (T.mH @ (I + 0.5 * e * (T @ T.mH)))
     return X.to(V.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.elimination import cholesky
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
@@ -63,7 +64,7 @@ def _whitened(X: Tensor, ridge: float) -> Tensor:
 def _factor(X: Tensor, ridge: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """W = L^-1 X, and what its gradient needs: W and L^-1, which costs less to find than it saves."""
     eye = torch.eye(len(X), dtype=X.dtype, device=X.device)
-    inverse = torch.linalg.solve_triangular(torch.linalg.cholesky(X @ X.mT + ridge * eye), eye, upper=False)
+    inverse = torch.linalg.solve_triangular(cholesky(X @ X.mT + ridge * eye), eye, upper=False)
     W = inverse @ X
     return W, (W, inverse)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orthoconv.lab.evaluation import BrokenCertificateError
 from orthoconv.lab.locks import LockedError, holder, locked
+from orthoconv.lab.machine import use_device
 from orthoconv.lab.paper.queue import left_text, load_queue, missing_jobs, render_tables
 from orthoconv.lab.paper.records import read_records
 from orthoconv.train import CheckpointError, TrainingError
@@ -19,6 +20,7 @@ def run(
     runs: Path = Path("runs"),
     data_dir: Path | None = None,
     most: int = 0,
+    device: str = "auto",
 ) -> None:
     """Run what is missing in the tables, one run after another, at the lowest priority.
 
@@ -31,9 +33,10 @@ def run(
         runs: Folder for the runs themselves.
         data_dir: Folder of the data set; by default its usual place.
         most: Number of runs after which to stop; 0 for all.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
     os.nice(19)
-    entries, done = load_queue(queue), 0
+    entries, done, place = load_queue(queue), 0, use_device(device)
     failed: dict[str, str] = {}
     with locked(runs / "queue"):
         render_tables(entries, results)  # the last queue may have been killed before it did
@@ -44,7 +47,7 @@ def run(
             if not jobs:
                 break
             try:
-                jobs[0].run()
+                jobs[0].run(place)
                 done += 1
             except (BrokenCertificateError, CheckpointError, LockedError, TrainingError) as error:
                 failed[jobs[0].key] = jobs[0].name

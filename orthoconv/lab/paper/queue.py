@@ -9,10 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from orthoconv.lab.paper.completion import complete_case, title_of
-from orthoconv.lab.paper.experiment import load_experiment
+from orthoconv.lab.paper.experiment import Case, Experiment, load_experiment
 from orthoconv.lab.paper.pages import write_pages
 from orthoconv.lab.paper.records import Record
 from orthoconv.lab.paper.runners import Context
@@ -33,7 +34,7 @@ class Job(NamedTuple):
         group: Experiment and budget.
         name: What it is called.
         config: Its configuration.
-        run: Runs it from its checkpoint, and appends its record.
+        run: Runs it on a device from its checkpoint, and appends its record.
     """
 
     key: str
@@ -41,7 +42,7 @@ class Job(NamedTuple):
     group: str
     name: str
     config: dict[str, Any]
-    run: Callable[[], None]
+    run: Callable[[torch.device], None]
 
 
 def load_queue(path: Path | None = None) -> list[dict[str, Any]]:
@@ -100,10 +101,16 @@ def _cases(entry: dict[str, Any], results: Path, runs: Path, data_dir: Path | No
         wanted = case.series in only and (seeds is None or case.seed in seeds)
         if wanted and not records_of(case, experiment, records):
             context = Context(runs / "reproduce", data_dir, case.evaluation)
-            run = partial(complete_case, experiment, budget, case, results, context)
+            run = partial(_complete, experiment, budget, case, results, context)
             group, name = f"{experiment.name}, {budget}", title_of(experiment, case)
             jobs.append(Job(case.hash, experiment.name, group, name, case.config, run))
     return jobs
+
+
+def _complete(
+    experiment: Experiment, budget: str, case: Case, results: Path, context: Context, device: torch.device
+) -> None:
+    complete_case(experiment, budget, case, results, context._replace(device=device))
 
 
 def render_tables(entries: list[dict[str, Any]], results: Path) -> None:
