@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.linalg import gram, lower_gram
 
@@ -33,7 +34,7 @@ def norm_bounds(D: Tensor, squarings: int) -> Tensor:
 
     It is too large by the factor min(m, n)^(1/(2q+2)) at the most. This is the Gram iteration of Delattre et al.,
     Efficient Bound of Lipschitz Constant for Convolutional Layers by Gram Iteration, ICML 2023, at each frequency.
-    Frequencies that cannot have the largest norm are left out as soon as that is known. The power q + 1 in place of 2q
+    On a CPU, frequencies that cannot have the largest norm are left out as soon as that is known. The power q + 1 in place of 2q
     makes the gradient a multiple of G^q D, at one frequency: it needs no further power.
 
     >>> norm_bounds(torch.diag(torch.tensor([3.0, 1.0]))[None, None], 6)
@@ -55,13 +56,14 @@ def _every_frequency(D: Tensor, squarings: int) -> Tensor:
 
 def _screened(D: Tensor, squarings: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """`norm_bounds`; with it the frequency (g) of the largest bound, and the matrix Q (g, m, m) of the gradient."""
+    looks = budget.has_cache(D.device)  # an accelerator would wait
     own, frequencies = torch.arange(len(D), device=D.device), torch.arange(D.shape[1], device=D.device)
     G, first = _gram(D)
     P, bound = G, first
     for k in range(squarings):
         excess = 1.001 * min(D.shape[-2:]) ** (0.5 ** (k + 2))  # a bound so far is too large by this factor at the most
         keep = (excess * bound >= bound.amax(1, keepdim=True)).any(0)
-        if not bool(keep.all()):
+        if looks and not bool(keep.all()):
             frequencies, G, first, P, bound = frequencies[keep], *(t[:, keep] for t in (G, first, P, bound))
         P, bound = _squared(P, bound, k)
     product, bound = _last(G, first, P, bound, squarings)
