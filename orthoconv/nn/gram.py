@@ -34,8 +34,8 @@ def norm_bounds(D: Tensor, squarings: int) -> Tensor:
 
     It is too large by the factor min(m, n)^(1/(2q+2)) at the most. This is the Gram iteration of Delattre et al.,
     Efficient Bound of Lipschitz Constant for Convolutional Layers by Gram Iteration, ICML 2023, at each frequency.
-    On a CPU, frequencies that cannot have the largest norm are left out as soon as that is known. The power q + 1 in place of 2q
-    makes the gradient a multiple of G^q D, at one frequency: it needs no further power.
+    On a CPU, frequencies that cannot have the largest norm are left out as soon as that is known. The power q + 1 in
+    place of 2q makes the gradient a multiple of G^q D, at one frequency: it needs no further power.
 
     >>> norm_bounds(torch.diag(torch.tensor([3.0, 1.0]))[None, None], 6)
     tensor([3.0000])
