@@ -71,4 +71,4 @@ def _normalized(W: Tensor, axes: tuple[int, ...]) -> Tensor:
     return V / norm.where(norm > 0, 1)
 
 
-register_method("frobenius", conv=FrobeniusConv2d, linear=FrobeniusLinear)
+register_method("frobenius", linear=FrobeniusLinear)  # a network of such convolutions learns nothing
