@@ -291,7 +291,7 @@ def test_kernels_are_taken_to_float64_before_their_spectrum(layer: nn.Module) ->
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.Softplus(1, threshold=0.0), "threshold of at least 20"),
+        (nn.Softplus(1, threshold=20.0), "threshold from 40 to 80"),
         (CayleyConv2d(2, 4, 3).half(), "its parameters are torch.float16"),
         (CayleyLinear(4, 4).bfloat16(), "its parameters are torch.bfloat16"),
     ],

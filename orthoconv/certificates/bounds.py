@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
 from orthoconv.certificates.graphs import follow
 from orthoconv.certificates.rules import rule_of
+from orthoconv.certificates.trust import require_no_global_hooks
 from orthoconv.devices import in_reach_of_double
 from orthoconv.linalg import frobenius_norm
 from orthoconv.modules import zeros_for
@@ -66,6 +67,7 @@ def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = to
     """Walk through the model once; return its Lipschitz bound, and how its rounding errors grow."""
     if dtype not in UNIT:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+    require_no_global_hooks()
     model = in_reach_of_double(model)
     x = zeros_for(model, input_shape)
     with torch.no_grad(), frozen(model):

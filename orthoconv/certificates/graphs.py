@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from orthoconv.certificates.algebra import Growth
-from orthoconv.certificates.rules import require_as_defined
+from orthoconv.certificates.trust import require_as_defined
 from orthoconv.nn.layer import Child
 from orthoconv.nn.residual import ConvexSum, convex_weights
 

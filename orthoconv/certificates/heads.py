@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from orthoconv.certificates.rules import is_plain
+from orthoconv.certificates.trust import is_plain
 from orthoconv.margins import check_logits
 from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.linear import BaseLinear
