@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orthoconv import lipschitz_bound
+from orthoconv import certified_radius, lipschitz_bound, rounding_bound
+from orthoconv.certificates import pairwise_radius
 from orthoconv.linalg import frobenius_norm, row_norms, spectral_norm
-from orthoconv.nn import Normalize
+from orthoconv.nn import ConvexResidual, Normalize, Scale
 
 SCALES = [1e-310, 1e-300, 1e-200, 1e-160, 1.0, 1e160, 1e300]
 
@@ -70,3 +71,48 @@ def test_norms_have_gradients_at_every_scale() -> None:
     for scale in (1.0, 1e-30, 1e30):
         torch.testing.assert_close(gradient(x * scale), x / 5)
     assert torch.equal(gradient(torch.zeros(1, 2)), torch.zeros(1, 2))
+
+
+def test_rounding_includes_underflow() -> None:
+    """In float32 products of 1e-25 by 1e-25 are 0, and what is lost counts."""
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight.data = 1e-25 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.full((1, 4), 1e-20)
+    error = row_norms(layer(x).double() - x.double() @ layer.weight.double().T).item()
+    assert 0 < error <= rounding_bound(layer, (4,), row_norms(x).item()) < 1e-20
+    half = ConvexResidual(nn.Identity())
+    x = torch.full((1, 3), 2.0**-149)
+    error = row_norms(half(x).double() - x.double()).item()
+    assert 0 < error <= rounding_bound(half, (3,), row_norms(x.double()).item())
+
+
+def test_the_bound_of_many_small_layers_is_not_0() -> None:
+    assert lipschitz_bound(nn.Sequential(Scale(1e-200), Scale(1e-200)).double(), (3,)) > 0
+    assert lipschitz_bound(nn.Sequential(Scale(1e-200), Scale(0.0)).double(), (3,)) == 0
+
+
+def test_radii_are_rounded_down() -> None:
+    logits = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0))
+    labels = logits.argmax(1)
+    distances = torch.full((3, 3), 2.0, dtype=torch.float64).sqrt().fill_diagonal_(0)
+    for L in (1.0, 1 / 3):
+        top = logits.double().topk(2).values
+        exact = (top[:, 0] - top[:, 1]) / math.sqrt(2) / L
+        for radius in (certified_radius(logits, labels, L), pairwise_radius(logits, labels, distances, L)):
+            assert (radius.double() <= exact).all()
+            torch.testing.assert_close(radius.double(), exact, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("bad", [[math.inf, 0.0], [0.0, -math.inf], [math.inf, math.inf], [math.nan, 0.0]])
+def test_logits_that_are_not_finite_certify_nothing(bad: list[float]) -> None:
+    logits, labels = torch.tensor([bad, [1.0, 0.0]]), torch.tensor([0, 0])
+    distances = 1 - torch.eye(2)
+    for radius in (certified_radius(logits, labels), pairwise_radius(logits, labels, distances)):
+        assert radius[0] == 0
+        assert 0 < radius[1] < math.inf
+
+
+def test_radii_do_not_overflow() -> None:
+    logits, labels = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
+    assert certified_radius(logits, labels, 1e-310).isfinite().all()
+    assert pairwise_radius(logits, labels, 1e-200 * (1 - torch.eye(2, dtype=torch.float64)), 1e-200).isfinite().all()

@@ -88,12 +88,13 @@ def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
         return follow(module, x, child)
     shape = x.shape[1:]
     lipschitz = rule.lipschitz(module, shape)  # first: it may refuse a module that a forward pass in training changes
-    offset = frobenius_norm(require_apart(module, x, path))
+    y = require_apart(module, x, path)
+    offset = frobenius_norm(y)
     if rule.rounding is None:
         grown = replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
     else:
         constants = None if rule.constants is None else rule.constants(module, shape)
-        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants)
+        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants, x.numel() * y.numel())
     return _finite(grown, f"{path} ({type(module).__name__})")
 
 
