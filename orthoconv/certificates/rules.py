@@ -114,6 +114,14 @@ def _conv_norm(module: nn.Conv2d, shape: Shape) -> float:
     return spectral_norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))
 
 
+def _transposed_norm(module: nn.ConvTranspose2d, shape: Shape) -> float:
+    """The adjoint of a convolution, on a torus with room for the kernel and for the zeros between the pixels."""
+    axes = zip(shape[-2:], module.stride, module.dilation, module.kernel_size, strict=True)
+    h, w = ((n - 1) * s + 1 + d * (k - 1) for n, s, d, k in axes)
+    weight = module.weight.detach().double()
+    return spectral_norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))
+
+
 def _softplus(module: nn.Softplus, shape: Shape) -> float:
     """It jumps at its threshold, from 40 on by less than float64 can show; float32 overflows before 89."""
     if not 40 <= module.threshold <= 80 or not module.beta > 0:
@@ -168,24 +176,37 @@ def _batch_norm_constants(norm: nn.BatchNorm2d, shape: Shape) -> float:
     return (moved + bias) * math.sqrt(torch.Size(shape[1:]).numel())
 
 
+def _elu(module: nn.ELU, shape: Shape) -> float:
+    return max(1.0, abs(module.alpha))
+
+
+def _prelu(module: nn.PReLU, shape: Shape) -> float:
+    return max(float(module.weight.detach().double().abs().max()), 1.0)  # in this order NaN stays NaN
+
+
 def _slope(module: nn.LeakyReLU, shape: Shape) -> float:
     return max(1.0, abs(module.negative_slope))
 
 
 register_rule(
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
-    nn.ReLU, nn.ReLU6, nn.Hardtanh,
+    nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
     lipschitz=1.0, rounding=0.0,
 )  # fmt: skip
 register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)
 register_rule(nn.Sigmoid, lipschitz=0.25, rounding=16.0)
 register_rule(nn.Softplus, lipschitz=_softplus, rounding=16.0)
+register_rule(nn.Softshrink, lipschitz=1.0, rounding=4.0)
+register_rule(nn.Hardsigmoid, lipschitz=1 / 6, rounding=4.0)
+register_rule(nn.ELU, lipschitz=_elu, rounding=lambda m, shape: 16 * _elu(m, shape))
+register_rule(nn.PReLU, lipschitz=_prelu, rounding=lambda m, shape: 2 * _prelu(m, shape))
 register_rule(nn.LeakyReLU, lipschitz=_slope, rounding=lambda m, shape: 2 * _slope(m, shape))
 register_rule(nn.Linear, lipschitz=lambda m, shape: spectral_norm(m.weight), rounding=_linear_units)
 register_rule(nn.Conv2d, lipschitz=_conv_norm, rounding=lambda m, shape: kernel_units(m.weight))
+register_rule(nn.ConvTranspose2d, lipschitz=_transposed_norm, rounding=lambda m, shape: kernel_units(m.weight))
 register_rule(nn.MaxPool2d, lipschitz=_pooling, rounding=0.0)
 register_rule(nn.AvgPool2d, lipschitz=_pooling, rounding=_pooling_units)
-register_rule(nn.Dropout, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
+register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
 register_rule(
     nn.BatchNorm1d, nn.BatchNorm2d,
     lipschitz=_batch_norm, rounding=lambda m, shape: 8 * float(_gains(m).max()), constants=_batch_norm_constants,
