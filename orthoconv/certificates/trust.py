@@ -1,6 +1,6 @@
 """Whether a module computes what its class says; what is not known to leave that alone is not trusted (decision 4)."""
 
-__all__ = ["is_plain", "require_as_defined", "require_no_global_hooks"]
+__all__ = ["is_plain", "require_as_defined", "require_no_global_hooks", "require_replaceable"]
 
 import inspect
 from collections.abc import Iterator
@@ -94,3 +94,15 @@ def require_no_global_hooks() -> None:
             "nobody can see what the hooks of all modules do (torch.nn.modules.module.register_module_forward_hook "
             "and register_module_forward_pre_hook); remove them"
         )
+
+
+def require_replaceable(module: nn.Module, method: str, path: str) -> None:
+    """Raise an error if what `method` returns in place of a module would leave out something that the module does."""
+    author = next(cls for cls in type(module).__mro__ if method in vars(cls))
+    if not is_plain(module, author):
+        kind = type(module)
+        raise TypeError(
+            f"{method} of {author.__name__} leaves out what {kind.__module__}.{kind.__name__} does, at {path}; "
+            f"give that class a method {method} of its own"
+        )
+    require_as_defined(module, path)
