@@ -41,7 +41,7 @@ def write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> Non
     """Write tensors by name, and a header that must be JSON."""
     from safetensors.torch import save  # here, because `import orthoconv` costs torch and nothing else
 
-    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}  # a layer may stand in two places
     text = json.dumps({**header, "sha256": sha256(tensors)})
     data = save(tensors, {"orthoconv": text, "sha256": _seal(text, tensors)})
     try:
