@@ -135,8 +135,8 @@ def _estimate(critic: nn.Module, p: Tensor, q: Tensor) -> WassersteinEstimate:
     values, errors = [0.0, 0.0], 0.0
     for k, sample in enumerate((p, q)):
         parts = [in_double_near(part) for part in sample.split(_CHUNK)]
-        values[k] = math.fsum(v for x in parts for v in exact(*move(exact, x)).flatten().tolist()) / len(sample)
-        errors += math.fsum(e for x in parts for e in grown.error(row_norms(x)).tolist()) / len(sample)
+        values[k] = math.fsum(v for x in parts for v in exact(*move(exact, x)).flatten().cpu().tolist()) / len(sample)
+        errors += math.fsum(e for x in parts for e in grown.error(row_norms(x)).cpu().tolist()) / len(sample)
     slack = errors + 4 * _EPS * (abs(values[0]) + abs(values[1]) + errors)  # of these lines themselves
     distance = (values[0] - values[1] - slack) / grown.lipschitz
     return WassersteinEstimate(distance - 4 * _EPS * abs(distance), grown.lipschitz)
