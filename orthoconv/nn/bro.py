@@ -84,7 +84,7 @@ class BROConv2d(UnscaledConv2d):
         if way == "lifted":
             V = self.spectral_weight(self.weight, size)
             if gram_factor(V) is not None:
-                return self._lift(x, inverse(V.mH @ V), o, i, bias)
+                return self._lift(x, V, o, i, bias)
         if way == "constant" or self.rank * (o + i) >= o * i:
             return super().convolve_by("constant" if way == "constant" else "matrices", x, bias, adjoint=adjoint)
 
@@ -93,12 +93,16 @@ class BROConv2d(UnscaledConv2d):
 
         return convolve_by(plane(size, x.dtype, x.device), x, self.cached_operator(size), multiply, o, bias)
 
-    def _lift(self, x: Tensor, M: Tensor, o: int, i: int, bias: Tensor | None) -> Tensor:
-        """x - 2 V M V* x for M = (V* V)^-1 (f, g, r, r), where only M is applied in the Fourier domain."""
+    def _lift(self, x: Tensor, V: Tensor, o: int, i: int, bias: Tensor | None) -> Tensor:
+        """x - 2 V M V* x with M = (V* V)^-1, V (f, g, c, r): V in space, M by frequency, V* where it is cheaper."""
         self.check()
         kernels = self.weight.unflatten(0, (self.groups, -1))  # (g, c, r, kh, kw)
         first, last = (kernels[:, :n].flatten(0, 1) for n in (i, o))
-        z = circular_conv2d(x, first, None, self.dilation, self.groups, adjoint=True)
+        M, z = inverse(V.mH @ V), x  # (f, g, r, r)
+        if i <= self.rank:
+            M = M @ V[..., :i, :].mH  # (f, g, r, i)
+        else:
+            z = circular_conv2d(x, first, None, self.dilation, self.groups, adjoint=True)
         z = convolve(plane((x.shape[-2], x.shape[-1]), x.dtype, x.device), z, M)
         last = -2 * last
         if i <= self.rank and self.groups == 1:  # the identity is one more tap of few channels: cheaper than a sum
