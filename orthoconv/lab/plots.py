@@ -191,7 +191,6 @@ def trade_off(table: "Table", x: "Row", y: "Row") -> str:
             known = axis.get_legend_handles_labels()[1]
             axis.plot(*at, "o", ms=6, color=f"C{kinds.index(kind)}", label=None if kind in known else kind)
             axis.annotate(label or kind, at, xytext=(5, 3), textcoords="offset points", fontsize=8)
-    axis.set_xscale("log")
     axis.set(xlabel=x.label, ylabel=y.label)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8)

@@ -45,6 +45,11 @@ class Table(NamedTuple):
     cells: dict[Key, Cell]
     transposed: bool = False
 
+    @property
+    def empty(self) -> list[str]:
+        """Columns without any figure of ours."""
+        return [c for c in self.columns if not any(self.cells[row.key, c].ours for row in self.rows)]
+
 
 def records_of(case: Case, experiment: Experiment, records: list[Record]) -> list[Record]:
     """Return the records of a run, of any experiment; the last one has the most images attacked.
