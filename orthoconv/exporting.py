@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from orthoconv.certificates.trust import require_replaceable
 from orthoconv.modules import leaf_inputs, replace_modules, zeros_for
 from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.layer import Layer
@@ -24,7 +25,8 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     padding; one that is made in the Fourier domain becomes a Fourier transform by products with real matrices.
 
     Arguments:
-        model: Any model; what is not of this library is copied as it is.
+        model: Any model; what is not of this library is copied as it is. A layer with hooks, or with methods that its
+            plain form would leave out, is refused.
         input_shape: Shape of one input, without the batch, which stays free.
 
     Returns:
@@ -41,8 +43,17 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     with torch.no_grad(), frozen(model):
         layers = [(name, m) for name, m in model.named_modules() if isinstance(m, Layer)]
         plain: dict[nn.Module, nn.Module] = {m: m.exported(_shape_of(m, name, shapes)) for name, m in layers}
+    for name, layer in layers:
+        if plain[layer] is not layer:
+            require_replaceable(layer, "exported", name or type(layer).__name__)
+    x = zeros_for(model, input_shape)
     replace_modules(model, plain)
-    return plain.get(model, model).eval()
+    model = plain.get(model, model).eval()
+    try:
+        model(x)
+    except AttributeError as error:  # such as layer.inverse
+        raise TypeError(f"export keeps the forward pass of each layer, and nothing else of it: {error}") from error
+    return model
 
 
 def _shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[nn.Module, torch.Size]:

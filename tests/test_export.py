@@ -1,13 +1,14 @@
 """Exported models are plain, and the same."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from orthoconv import export, models, to_onnx
+from orthoconv import export, in_double, models, to_onnx
 from orthoconv.lab.cli import main
 from orthoconv.nn import (
     BCOPConv2d,
@@ -146,3 +147,41 @@ def test_command(tmp_path: Path, capsys) -> None:
     ours = torch.export.load(run / "model.pt2").module()(x)
     torch.testing.assert_close(torch.tensor(session.run(None, {"images": x.numpy()})[0]), ours, rtol=0, atol=1e-5)
     assert json.loads((run / "config.json").read_text())["data"] == "digits"
+
+
+class Loud(CayleyLinear):
+    def apply_matrix(self, x: Tensor) -> Tensor:
+        return 5 * super().apply_matrix(x)
+
+
+def with_hook() -> nn.Module:
+    layer = CayleyLinear(3, 3)
+    layer.register_forward_hook(lambda module, inputs, output: 5 * output)
+    return layer
+
+
+def with_own_forward() -> nn.Module:
+    layer = CayleyLinear(3, 3)
+    layer.forward = lambda x: 5 * x  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize("make", [with_hook, with_own_forward, lambda: Loud(3, 3)])
+def test_nothing_is_left_out_in_silence(make: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(nn.Flatten(), make())
+    for copied in (lambda: export(model, (3,)), lambda: in_double(model)):
+        with pytest.raises(TypeError, match=r"hooks of 1|own forward of 1|leaves out what .*Loud does, at 1"):
+            copied()
+
+
+def test_a_model_that_calls_more_than_forward_is_refused() -> None:
+    class Back(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = CayleyConv2d(2, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer.inverse(self.layer(x))
+
+    with pytest.raises(TypeError, match=r"forward pass of each layer, and nothing else of it: .*inverse"):
+        export(Back(), (2, 4, 4))

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orthoconv import empirical_lipschitz, lipschitz_bound, register_rule
+from orthoconv import empirical_lipschitz, in_double, lipschitz_bound, register_rule
+from orthoconv.certificates import growth
 from orthoconv.nn import (
     CayleyConv2d,
     CayleyLinear,
@@ -50,6 +51,10 @@ UPPER = {  # the bound is at least the norm, and not far from it
     "overlapping pool": nn.AvgPool2d(3, stride=1),
     "overlapping pool with padding": nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False),
     "ceil": nn.AvgPool2d(4, ceil_mode=True),
+    "transposed": nn.ConvTranspose2d(2, 3, 3),
+    "transposed, stride": nn.ConvTranspose2d(2, 4, (3, 2), stride=2, padding=1, output_padding=1, groups=2),
+    "transposed, dilation": nn.ConvTranspose2d(2, 3, 2, dilation=(1, 2), bias=False),
+    "zero padding": nn.ZeroPad2d((1, 0, 2, 1)),
 }
 
 
@@ -168,6 +173,12 @@ def test_layers_that_are_refused(layer: nn.Module, message: str) -> None:
         lipschitz_bound(layer, SHAPE)
 
 
+def test_dropout_in_eval_mode() -> None:
+    assert lipschitz_bound(nn.Dropout1d().eval(), (2, 4)) == 1
+    with pytest.raises(TypeError, match="eval mode only"):
+        lipschitz_bound(nn.Dropout1d(), (2, 4))
+
+
 def test_batch_norm_in_eval_mode() -> None:
     layer = nn.BatchNorm2d(2).eval()
     layer.running_var.copy_(torch.tensor([4.0, 0.25]))
@@ -175,8 +186,29 @@ def test_batch_norm_in_eval_mode() -> None:
     assert lipschitz_bound(layer, SHAPE) == pytest.approx(6.0, rel=1e-4)
 
 
+NONLINEAR = nn.ELU(), nn.ELU(2.5), nn.Softshrink(0.3), nn.PReLU(2, init=-1.7), nn.Hardsigmoid()
+
+
+@pytest.mark.parametrize("layer", NONLINEAR, ids=str)
+def test_rounding_of_nonlinear_layers(layer: nn.Module) -> None:
+    x = torch.randn(200, *SHAPE) * torch.logspace(-6, 2, 200).view(-1, 1, 1, 1)
+    with torch.no_grad():
+        exact = in_double(layer)(x.double())
+        error = (layer(x).double() - exact).flatten(1).norm(dim=1)
+    assert (error <= growth(layer, SHAPE).error(x.double().flatten(1).norm(dim=1))).all()
+    assert error.max() > 0
+
+
 def test_nonlinear_layers_are_within_their_bound() -> None:
-    for layer in (nn.LeakyReLU(2.0), nn.Sigmoid(), nn.Tanh(), nn.MaxPool2d(2), nn.MaxPool2d(3, 1), MaxMin()):
+    for layer in (
+        nn.LeakyReLU(2.0),
+        nn.Sigmoid(),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, 1),
+        MaxMin(),
+        *NONLINEAR,
+    ):
         x, y = 3 * torch.randn(500, *SHAPE), 3 * torch.randn(500, *SHAPE)
         y[250:] = x[250:] + 0.01 * y[250:]
         ratios = (layer(x) - layer(y)).flatten(1).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
@@ -291,7 +323,7 @@ def test_kernels_are_taken_to_float64_before_their_spectrum(layer: nn.Module) ->
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.Softplus(1, threshold=0.0), "threshold of at least 20"),
+        (nn.Softplus(1, threshold=20.0), "threshold from 40 to 80"),
         (CayleyConv2d(2, 4, 3).half(), "its parameters are torch.float16"),
         (CayleyLinear(4, 4).bfloat16(), "its parameters are torch.bfloat16"),
     ],

@@ -79,3 +79,8 @@ def test_one_tap_has_no_border() -> None:
     layer, x = CayleyConv2d(4, 4, 1, padding_mode="zeros"), torch.randn(1, 4, 5, 5)
     torch.testing.assert_close(layer.inverse(layer(x)), x)
     assert layer.singular_values((5, 5)).shape == (5, 5, 4)
+
+
+def test_a_padded_image_can_be_viewed_as_a_vector() -> None:
+    for mode in ("zeros", "circular"):
+        assert CayleyConv2d(2, 2, 3, padding_mode=mode)(torch.rand(3, 2, 4, 4)).view(3, -1).shape == (3, 32)

@@ -10,6 +10,8 @@ from typing import overload
 import torch
 
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # half the distance of 1 to the next number
+_SMALLEST = {2.0**-24: 2.0**-126, 2.0**-53: 2.0**-1022}  # smaller numbers may become 0
+_ROOM = 2.0**20  # of operations for each pair of an input and an output, or of entries for a sum: more than there are
 _SAFETY = 1.01  # n u / (1 - n u) is less than this times n u, for sums of up to 100,000 terms in float32
 
 
@@ -47,7 +49,7 @@ class Growth:
         carry = after.lipschitz + after.relative
         return Growth(
             self.unit,
-            after.lipschitz * self.lipschitz,
+            _product(after.lipschitz, self.lipschitz),
             after.lipschitz * self.offset + after.offset,
             carry * self.relative + after.relative * self.lipschitz,
             carry * self.absolute + after.relative * self.offset + after.absolute,
@@ -84,6 +86,7 @@ class Growth:
     def _rounded(self, times: int) -> "Growth":
         e = 2 * times * self.unit
         relative, absolute = self.relative * (1 + e) + e * self.lipschitz, self.absolute * (1 + e) + e * self.offset
+        absolute += times * _ROOM * _SMALLEST[self.unit]
         return Growth(self.unit, self.lipschitz, self.offset, relative, absolute, self.unknown)
 
 
@@ -92,11 +95,27 @@ def identity(unit: float) -> Growth:
     return Growth(unit, 1.0, 0.0, 0.0, 0.0)
 
 
-def leaf(unit: float, lipschitz: float, units: float, value_at_zero: float, constants: float | None = None) -> Growth:
+def leaf(
+    unit: float,
+    lipschitz: float,
+    units: float,
+    value_at_zero: float,
+    constants: float | None = None,
+    pairs: int = 1,
+) -> Growth:
     """Growth of one module, from its Lipschitz constant, its rounding in units, and the norm of its value at zero.
 
-    `constants` is the norm of what the module adds, where its parts may cancel in the value at zero.
+    `constants` is the norm of what the module adds, where its parts may cancel in the value at zero. `pairs` is the
+    number of inputs times that of outputs. A module that rounds may also underflow, at each operation; what comes after
+    that inside the module enlarges it by no more than its units and its constant.
     """
     offset, relative = _SAFETY * value_at_zero, _SAFETY * unit * units
     absolute = (relative + 8 * unit) * (offset if constants is None else constants)
+    if units:
+        absolute += _ROOM * pairs * _SMALLEST[unit] * (1 + units + lipschitz)
     return Growth(unit, lipschitz, offset, relative, absolute)
+
+
+def _product(a: float, b: float) -> float:
+    """Product of two bounds, which does not underflow to 0."""
+    return max(a * b, _SMALLEST[UNIT[torch.float64]]) if a and b else a * b

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
+from orthoconv.certificates.batches import require_apart
 from orthoconv.certificates.graphs import follow
 from orthoconv.certificates.rules import rule_of
+from orthoconv.certificates.trust import require_no_global_hooks
 from orthoconv.devices import in_reach_of_double
 from orthoconv.linalg import frobenius_norm
 from orthoconv.modules import zeros_for
@@ -66,9 +68,10 @@ def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = to
     """Walk through the model once; return its Lipschitz bound, and how its rounding errors grow."""
     if dtype not in UNIT:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+    require_no_global_hooks()
     model = in_reach_of_double(model)
-    x = zeros_for(model, input_shape)
-    with torch.no_grad(), frozen(model):
+    with torch.inference_mode(False), torch.no_grad(), frozen(model):
+        x = zeros_for(model, input_shape)
         return _grow(model, x, type(model).__name__, UNIT[dtype])
 
 
@@ -85,12 +88,13 @@ def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
         return follow(module, x, child)
     shape = x.shape[1:]
     lipschitz = rule.lipschitz(module, shape)  # first: it may refuse a module that a forward pass in training changes
-    offset = frobenius_norm(module(x.clone()))
+    y = require_apart(module, x, path)
+    offset = frobenius_norm(y)
     if rule.rounding is None:
         grown = replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
     else:
         constants = None if rule.constants is None else rule.constants(module, shape)
-        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants)
+        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants, x.numel() * y.numel())
     return _finite(grown, f"{path} ({type(module).__name__})")
 
 

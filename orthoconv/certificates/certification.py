@@ -13,6 +13,7 @@ from orthoconv import budget
 from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.bounds import growth
 from orthoconv.certificates.double import in_double
+from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, split_head
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
@@ -68,6 +69,8 @@ def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, sla
 
     .. math:: \frac{\max(0, y_t - \max_{i \ne t} y_i)}{\sqrt 2 L} - \frac{\eta}{L}
 
+    It is computed in float64 and rounded down; it is 0 where a logit is not finite.
+
     Arguments:
         logits: Shape (b, classes).
         labels: True classes, (b,).
@@ -81,7 +84,11 @@ def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, sla
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     if bool((torch.as_tensor(slack) < 0).any()):
         raise ValueError(f"slack must be at least 0, got {slack!r}")
-    return (margin(logits, labels) / math.sqrt(2) - slack).clamp_min(0) / lipschitz
+    scores, less = in_double_near(logits), 1 - 8 * torch.finfo(torch.float64).eps
+    error = in_double_near(torch.as_tensor(slack)).to(scores.device) / less
+    lead = margin(scores, labels.to(scores.device)) / math.sqrt(2) * less
+    radius = certain((lead - error).clamp_min(0) / lipschitz * less, logits.to(scores.device))
+    return rounded_down(radius, logits.dtype).to(logits.device)
 
 
 @torch.no_grad()
@@ -152,7 +159,7 @@ def certify(
     if head is not None:
         radius = radius.maximum(pairwise_radius(values, classes, head.distances().to(values), features, error))
     if slacks is not None:
-        radius = torch.nextafter(radius.to(scores.dtype), scores.new_zeros(()))  # rounding must not enlarge it
+        radius = rounded_down(radius, scores.dtype)
     rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if head is None else "pairwise"
     return Certificates(scores, classes, radius, lipschitz, tuple(eps), slacks, rests_on)
 

@@ -7,6 +7,7 @@ import copy
 from torch import nn
 from torch.nn.utils import parametrize
 
+from orthoconv.certificates.trust import require_replaceable
 from orthoconv.devices import in_reach_of_double
 from orthoconv.modules import replace_modules
 from orthoconv.nn.reparametrized import Reparametrized
@@ -17,6 +18,7 @@ def in_double(model: nn.Module) -> nn.Module:
 
     It is the function that `lipschitz_bound` speaks of, to some 1e-13. ``model.double()`` is not: it would compute its
     operators again, in float64. The copy is on the model's device, or on the CPU where that device has no float64.
+    A layer with hooks, or with methods that the copy would leave out, is refused.
 
     >>> import torch
     >>> from orthoconv.nn import CayleyLinear
@@ -24,6 +26,9 @@ def in_double(model: nn.Module) -> nn.Module:
     >>> torch.dist(in_double(model)(x.double()), model(x)).item() < 1e-6
     True
     """
+    for name, module in model.named_modules():
+        if isinstance(module, Reparametrized):
+            require_replaceable(module, "in_double", name or type(module).__name__)
     near = in_reach_of_double(model)
     model = (copy.deepcopy(model) if near is model else near).eval().requires_grad_(False)
     for module in list(model.modules()):

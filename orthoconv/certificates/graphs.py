@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from orthoconv.certificates.algebra import Growth
-from orthoconv.certificates.rules import require_as_defined
+from orthoconv.certificates.batches import rows
+from orthoconv.certificates.trust import require_as_defined
 from orthoconv.nn.layer import Child
 from orthoconv.nn.residual import ConvexSum, convex_weights
 
@@ -28,6 +30,8 @@ def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
         raise TypeError("a graph is bounded as it runs; call recompile() after changing it")
     follower = _Follower(module, child)
     follower.run(x)
+    for b in (2, 3):
+        _Rows(module).run(rows((b, *x.shape[1:]), x))
     if follower.result is None:
         raise TypeError("a graph is bounded if it returns one tensor")
     return follower.result
@@ -42,7 +46,10 @@ class _Follower(fx.Interpreter):
         self.result: Growth | None = None
 
     def run_node(self, n: fx.Node) -> Any:
+        versions = self._versions(n)
         value = super().run_node(n)
+        if self._versions(n) != versions:
+            raise TypeError(f"a graph is bounded if nothing works in place, got {n.name}")
         if n.op != "output" and not isinstance(value, Tensor) and not self._is_free_of_data(n):
             raise TypeError(f"a graph cannot be bounded where numbers are taken out of a tensor, at {n.name}")
         if n.op == "output":
@@ -50,6 +57,10 @@ class _Follower(fx.Interpreter):
         elif isinstance(value, Tensor):
             self.growths[n] = self._grow(n, value)
         return value
+
+    def _versions(self, n: fx.Node) -> list[int]:
+        """How often each input of a node has been written to; its views count with it."""
+        return [self.env[a]._version for a in n.all_input_nodes if isinstance(self.env[a], Tensor)]
 
     def _is_free_of_data(self, n: fx.Node) -> bool:
         """Whether a value that is no tensor depends on shapes alone."""
@@ -72,19 +83,22 @@ class _Follower(fx.Interpreter):
             grown = self._module(n, inputs)
         elif self._is_sum(n) and len({self.env[a].shape for a in inputs}) == 1:  # else something is repeated
             grown = self._sum(n)
-        elif target is torch.cat and inputs and n.args and isinstance(n.args[0], Sequence):
-            grown = reduce(Growth.beside, (self.growths[a] for a in n.args[0] if isinstance(a, fx.Node)))
-        elif (target in SHAPE_ONLY or target in _RELU) and len(inputs) == 1 and not n.kwargs.get("inplace"):
-            grown = self.growths[inputs[0]]
+        elif self._moves_entries(n) or _is_relu(n):
+            grown = reduce(Growth.beside, (self.growths[a] for a in _nodes(n.args[0])))
         if grown is None:
             raise TypeError(f"there is no rule for {n.op} {getattr(target, '__name__', target)}, at {n.name}")
         return grown
 
+    def _moves_entries(self, n: fx.Node) -> bool:
+        """Whether a node moves entries of tensors, and no more: its other arguments are integers, such as shapes."""
+        if not _is_move(n) or not n.args or set(_nodes(n.args[0])) - self.growths.keys():
+            return False
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return all(isinstance(a, int | torch.memory_format) for a in tree_leaves((args[1:], kwargs)))
+
     def _module(self, n: fx.Node, inputs: list[fx.Node]) -> Growth | None:
         """Growth of the value of a module, on one input, or of a ConvexSum on two."""
         layer, growths = self.fetch_attr(str(n.target)), [self.growths[a] for a in inputs]
-        if getattr(layer, "inplace", False):
-            raise TypeError(f"a graph is bounded if nothing works in place, got {n.name}")
         if type(layer) is ConvexSum:
             require_as_defined(layer, str(n.target))
             if len(n.args) == 2 and len(growths) in (1, 2):
@@ -103,3 +117,34 @@ class _Follower(fx.Interpreter):
         if len(added) == 1:
             return replace(added[0], unknown=added[0].unknown or f"a number that is added, at {n.name}")
         return added[0] + added[1]
+
+
+class _Rows(fx.Interpreter):
+    """Runs a graph on entries that are the numbers of their examples, and raises an error where examples mix.
+
+    After each node the entries are such numbers again, so that what follows is looked at by itself.
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "output" or not isinstance(value, Tensor):
+            return value
+        inputs = [self.env[a] for a in n.all_input_nodes if isinstance(self.env[a], Tensor)]
+        fresh = rows(value.shape, value)
+        if any(len(value) != len(y) for y in inputs) or (_is_move(n) and not torch.equal(value, fresh)):
+            raise TypeError(f"a graph is bounded if it keeps the examples of a batch apart, which {n.name} mixes")
+        return fresh
+
+
+def _is_move(n: fx.Node) -> bool:
+    return n.op in ("call_function", "call_method") and (n.target in SHAPE_ONLY or n.target is torch.cat)
+
+
+def _is_relu(n: fx.Node) -> bool:
+    """Whether a node is relu(x), and not in place."""
+    return n.target in _RELU and not any(tree_leaves((n.args[1:], n.kwargs)))
+
+
+def _nodes(arg: Any) -> list[fx.Node]:
+    """Values that an argument is, or is a sequence of."""
+    return [a for a in (arg if isinstance(arg, Sequence) else [arg]) if isinstance(a, fx.Node)]

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from orthoconv.certificates.rules import is_plain
+from orthoconv.certificates.downward import rounded_down
+from orthoconv.certificates.trust import is_plain
+from orthoconv.devices import in_double_near
 from orthoconv.margins import check_logits
 from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.linear import BaseLinear
@@ -114,12 +116,17 @@ def pairwise_radius(
         )
     if not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
-    error = slack.to(logits.dtype) if isinstance(slack, Tensor) else logits.new_tensor(slack)
+    error = in_double_near(torch.as_tensor(slack))
     if not bool((error >= 0).all()):
         raise ValueError(f"slack must be at least 0, got {slack!r}")
-    lead = logits.gather(1, labels[:, None]) - logits  # (b, classes)
-    room = (lead - math.sqrt(2) * (1 + 8 * _EPS) * error.reshape(-1, 1)).clamp_min(0)  # rounded down
-    rate = (lipschitz * distances)[labels]  # at which each class may catch up, (b, classes)
-    never = torch.where(room > 0, math.inf, 0.0).to(room)
-    radius = torch.where(rate > 0, room / rate.where(rate > 0, 1), never)
-    return radius.scatter(1, labels[:, None], math.inf).amin(1)
+    scores, target, less = in_double_near(logits), labels[:, None], 1 - 8 * _EPS
+    target, error = target.to(scores.device), error.to(scores.device)
+    lead = scores.gather(1, target) - scores  # (b, classes)
+    room = (lead * less - math.sqrt(2) / less * error.reshape(-1, 1)).clamp_min(0)
+    apart = in_double_near(distances).to(scores.device)
+    rates = torch.where(apart > 0, (lipschitz * apart / less).clamp_min(torch.finfo(apart.dtype).tiny), 0)
+    rate = rates[target.squeeze(1)]  # at which each class may catch up, (b, classes)
+    reach = (room / rate.where(rate > 0, 1)).clamp_max(torch.finfo(logits.dtype).max)
+    radius = torch.where(rate > 0, reach, torch.where(room > 0, math.inf, 0.0))
+    radius = radius.scatter(1, target, math.inf).amin(1)
+    return rounded_down(torch.where(scores.isfinite().all(1), radius, 0), logits.dtype).to(logits.device)

@@ -1,6 +1,6 @@
 """Rules: the Lipschitz constant and the rounding of modules that are not of this library, torch's own among them."""
 
-__all__ = ["Rule", "is_plain", "register_rule", "require_as_defined", "rule_of"]
+__all__ = ["Rule", "register_rule", "rule_of"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from orthoconv import fourier
+from orthoconv.certificates.trust import is_plain, require_as_defined
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import ints, pair
 from orthoconv.nn.kernel import kernel_units
@@ -84,39 +85,10 @@ def rule_of(module: nn.Module, path: str) -> Rule:
     return _RULES.get(known, _OF_PARTS if issubclass(known, Combination) else _BY_LAYER)
 
 
-def is_plain(module: nn.Module, base: type[nn.Module]) -> bool:
-    """Whether a module of the class `base`, or of a subclass, leaves alone what that class computes."""
-    mro = type(module).__mro__
-    return base in mro and all(map(_is_faithful, mro[: mro.index(base)]))
-
-
 def _answers(cls: type) -> bool:
     """Whether a class says by itself what its Lipschitz constant is, or how those of its parts combine."""
     own = vars(cls)
     return (issubclass(cls, Layer) and "lipschitz" in own) or (issubclass(cls, Combination) and "growth" in own)
-
-
-def require_as_defined(module: nn.Module, path: str) -> None:
-    """Raise an error if a module does not do what its class says."""
-    if "forward" in vars(module):
-        raise TypeError(f"there is no rule for the own forward of {path} ({type(module).__name__})")
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise TypeError(f"nobody can see what the forward hooks of {path} do; remove them")
-
-
-_HARMLESS = {
-    "__init__", "__repr__", "extra_repr", "set_up", "reset_parameters",
-    "operator", "orthogonalize", "transform", "sources",  # the bound of a layer of ours is that of what these return
-}  # fmt: skip
-_TRUSTED = ("orthoconv.nn.", "torch.nn.utils.parametrize", "torch.fx.graph_module")
-
-
-def _is_faithful(cls: type) -> bool:
-    """Whether a subclass leaves alone what its base computes: it is of this library, or has only harmless methods."""
-    if cls.__module__.startswith(_TRUSTED):
-        return True
-    methods = {k for k, v in vars(cls).items() if callable(v) or isinstance(v, staticmethod | classmethod | property)}
-    return methods <= _HARMLESS
 
 
 # torch's own modules
@@ -142,9 +114,21 @@ def _conv_norm(module: nn.Conv2d, shape: Shape) -> float:
     return spectral_norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))
 
 
+def _transposed_norm(module: nn.ConvTranspose2d, shape: Shape) -> float:
+    """The adjoint of a convolution, on a torus with room for the kernel and for the zeros between the pixels."""
+    axes = zip(shape[-2:], module.stride, module.dilation, module.kernel_size, strict=True)
+    h, w = ((n - 1) * s + 1 + d * (k - 1) for n, s, d, k in axes)
+    weight = module.weight.detach().double()
+    return spectral_norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))
+
+
 def _softplus(module: nn.Softplus, shape: Shape) -> float:
-    if module.threshold < 20:  # it jumps there, by less than rounding from 20 on
-        raise TypeError(f"Softplus is bounded with a threshold of at least 20, got {module}")
+    """It jumps at its threshold, from 40 on by less than float64 can show; float32 overflows before 89."""
+    if not 40 <= module.threshold <= 80 or not module.beta > 0:
+        raise TypeError(
+            f"Softplus is bounded with a positive beta, and a threshold from 40 to 80 in place of torch's 20, where it "
+            f"jumps; got {module}"
+        )
     return 1.0
 
 
@@ -192,24 +176,37 @@ def _batch_norm_constants(norm: nn.BatchNorm2d, shape: Shape) -> float:
     return (moved + bias) * math.sqrt(torch.Size(shape[1:]).numel())
 
 
+def _elu(module: nn.ELU, shape: Shape) -> float:
+    return max(1.0, abs(module.alpha))
+
+
+def _prelu(module: nn.PReLU, shape: Shape) -> float:
+    return max(float(module.weight.detach().double().abs().max()), 1.0)  # in this order NaN stays NaN
+
+
 def _slope(module: nn.LeakyReLU, shape: Shape) -> float:
     return max(1.0, abs(module.negative_slope))
 
 
 register_rule(
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
-    nn.ReLU, nn.ReLU6, nn.Hardtanh,
+    nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
     lipschitz=1.0, rounding=0.0,
 )  # fmt: skip
 register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)
 register_rule(nn.Sigmoid, lipschitz=0.25, rounding=16.0)
-register_rule(nn.Softplus, lipschitz=_softplus)
+register_rule(nn.Softplus, lipschitz=_softplus, rounding=16.0)
+register_rule(nn.Softshrink, lipschitz=1.0, rounding=4.0)
+register_rule(nn.Hardsigmoid, lipschitz=1 / 6, rounding=4.0)
+register_rule(nn.ELU, lipschitz=_elu, rounding=lambda m, shape: 16 * _elu(m, shape))
+register_rule(nn.PReLU, lipschitz=_prelu, rounding=lambda m, shape: 2 * _prelu(m, shape))
 register_rule(nn.LeakyReLU, lipschitz=_slope, rounding=lambda m, shape: 2 * _slope(m, shape))
 register_rule(nn.Linear, lipschitz=lambda m, shape: spectral_norm(m.weight), rounding=_linear_units)
 register_rule(nn.Conv2d, lipschitz=_conv_norm, rounding=lambda m, shape: kernel_units(m.weight))
+register_rule(nn.ConvTranspose2d, lipschitz=_transposed_norm, rounding=lambda m, shape: kernel_units(m.weight))
 register_rule(nn.MaxPool2d, lipschitz=_pooling, rounding=0.0)
 register_rule(nn.AvgPool2d, lipschitz=_pooling, rounding=_pooling_units)
-register_rule(nn.Dropout, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
+register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
 register_rule(
     nn.BatchNorm1d, nn.BatchNorm2d,
     lipschitz=_batch_norm, rounding=lambda m, shape: 8 * float(_gains(m).max()), constants=_batch_norm_constants,

@@ -15,6 +15,7 @@ __all__ = [
     "without_noise",
 ]
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -51,16 +52,42 @@ def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:
 
 
 def spectral_norm(D: Tensor) -> float:
-    """Largest singular value among matrices (..., m, n), found in float64 and rounded up."""
+    """Largest singular value among matrices (..., m, n), found in float64 and rounded up, at any scale.
+
+    >>> spectral_norm(torch.tensor([[1e-200]], dtype=torch.float64)) >= 1e-200
+    True
+    """
     D = D.detach().to(torch.complex128 if D.is_complex() else torch.float64)
-    D = D if D.shape[-2] >= D.shape[-1] else D.mH
+    D, scale = _scaled(D if D.shape[-2] >= D.shape[-1] else D.mH)
+    info, n = torch.finfo(torch.float64), max(D.shape[-2:])
+    if not 0 < scale < math.inf:
+        return scale
     largest = torch.linalg.eigvalsh(D.mH @ D)[..., -1].max().clamp_min(0).sqrt().item()
-    return float(largest * (1 + 10 * max(D.shape[-2:]) * torch.finfo(torch.float64).eps))
+    return float(largest * (1 + 10 * n * info.eps) * scale + n * info.tiny)  # a spectrum so small has lost its digits
 
 
 def frobenius_norm(x: Tensor) -> float:
-    """Square root of the sum of all squares, found in float64."""
-    return float(torch.linalg.vector_norm(x.detach().double()))
+    """Square root of the sum of all squares, found in float64, at any scale.
+
+    >>> frobenius_norm(torch.full((4,), 1e-200, dtype=torch.float64))
+    2e-200
+    """
+    x, scale = _scaled(x.detach().double())
+    return float(torch.linalg.vector_norm(x)) * scale if 0 < scale < math.inf else scale
+
+
+def _scaled(x: Tensor) -> tuple[Tensor, float]:
+    """Divide `x` by the power of 2 next to its largest entry, and return both; squares then do not vanish.
+
+    Nothing is divided where that power would be 0, infinite or NaN, which is returned for it.
+    """
+    entries = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    largest = float(entries.abs().max()) if x.numel() else 0.0
+    if not 0 < largest < math.inf:
+        return x, largest
+    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+    entries = entries / scale  # real ones: torch divides complex numbers by way of 1 / scale, which may be infinite
+    return torch.view_as_complex(entries) if x.is_complex() else entries, scale
 
 
 def without_noise(W: Tensor) -> Tensor:
@@ -77,9 +104,19 @@ def without_noise(W: Tensor) -> Tensor:
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """Norm of each example of a batch (b, ...)."""
-    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
-    return norms
+    """Norm of each example of a batch (b, ...), at any scale.
+
+    >>> row_norms(torch.full((1, 4), 1e-30))
+    tensor([2.0000e-30])
+    """
+    x = x.flatten(1)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1)
+    if not x.shape[1]:
+        return norms
+    largest, tiny = x.detach().abs().amax(1), torch.finfo(x.dtype).tiny
+    scale = torch.where((largest > 0) & (largest < math.inf), largest, 1)
+    scaled: Tensor = torch.linalg.vector_norm(x / scale[:, None], dim=1) * scale
+    return torch.where((norms > tiny**0.25) & (norms < math.inf), norms, scaled)  # else squares may vanish, or overflow
 
 
 def weight_norm(V: Tensor, g: Tensor) -> Tensor:

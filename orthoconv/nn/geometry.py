@@ -125,7 +125,7 @@ class Geometry:
         x = x if adjoint else space_to_depth(x, self.stride)
         h, w = x.shape[-2:]
         H, W = self.torus((h, w))
-        y = convolve(x) if (h, w) == (H, W) else convolve(F.pad(x, (0, W - w, 0, H - h)))[..., :h, :w]
+        y = convolve(x) if (h, w) == (H, W) else convolve(F.pad(x, (0, W - w, 0, H - h)))[..., :h, :w].contiguous()
         return depth_to_space(y, self.stride) if adjoint else y
 
     def apply_blocks(self, x: Tensor, Q: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:

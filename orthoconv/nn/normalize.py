@@ -46,6 +46,8 @@ class Normalize(Layer):
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
 
     def lipschitz(self, shape: Sequence[int]) -> float:
+        if not bool((self.std > 0).all()):  # as a state dict may have it
+            raise ValueError(f"Normalize takes standard deviations that are positive, got {self.std.tolist()}")
         return 1 / float(self.std.double().min())
 
     def rounding_units(self, shape: Sequence[int]) -> float:

@@ -1,0 +1,108 @@
+"""Whether a module computes what its class says; what is not known to leave that alone is not trusted (decision 4)."""
+
+__all__ = ["is_plain", "require_as_defined", "require_no_global_hooks", "require_replaceable"]
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
+
+_HARMLESS = {
+    "__init__", "__repr__", "__str__", "extra_repr", "set_up", "reset_parameters",
+    "operator", "orthogonalize", "transform", "sources",  # the bound of a layer of ours is that of what these return
+    "guarantee", "depends_on_size",  # and of how it calls them
+}  # fmt: skip
+_BOOKKEEPING = {
+    "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__signature__", "__constants__",
+    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__",
+    "__firstlineno__", "__static_attributes__", "__type_params__", "__parameters__", "__orig_bases__",
+    "__abstractmethods__", "_abc_impl",
+}  # fmt: skip
+_TRUSTED = ("orthoconv.nn.", "torch.nn.utils.parametrize", "torch.fx.graph_module")
+_TORCH_DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}  # other backends may have tensors of their own type
+
+
+def is_plain(module: nn.Module, base: type[nn.Module]) -> bool:
+    """Whether a module of the class `base`, or of a subclass, leaves alone what that class computes.
+
+    Each class that is not a base of `base` must be faithful, wherever it stands: one behind `base` may still come
+    before `nn.Module`.
+    """
+    mro = type(module).__mro__
+    return base in mro and all(_is_faithful(cls, base) for cls in mro if cls not in base.__mro__)
+
+
+def _is_faithful(cls: type, base: type) -> bool:
+    """Whether a class changes nothing of `base`: it is of this library, or has harmless names and new constants alone.
+
+    A constant of a new name is something that the code of `base` does not look for.
+    """
+    if cls.__module__.startswith(_TRUSTED) or cls.__module__ in ("abc", "typing"):
+        return True
+    new = {name for name, value in vars(cls).items() if _is_constant(value) and not hasattr(base, name)}
+    return vars(cls).keys() <= _HARMLESS | _BOOKKEEPING | new
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | tuple)
+
+
+def require_as_defined(module: nn.Module, path: str) -> None:
+    """Raise an error if a module does not do what its class says: by attributes of its own, hooks, or its tensors."""
+    for name in vars(module):
+        if _is_code(inspect.getattr_static(type(module), name, None)):
+            raise TypeError(f"there is no rule for the own {name} of {path} ({type(module).__name__})")
+    if not _runs_own_call(module):
+        raise TypeError(f"there is no rule for the own _compiled_call_impl of {path} ({type(module).__name__})")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise TypeError(f"nobody can see what the forward hooks of {path} do; remove them")
+    for name, tensor in _tensors(module):
+        if type(tensor) not in (Tensor, nn.Parameter) and tensor.device.type in _TORCH_DEVICES:
+            raise TypeError(
+                f"nobody can see what the type {type(tensor).__name__} of {path}.{name} does; "
+                f"make it a torch.Tensor or an nn.Parameter"
+            )
+
+
+def _is_code(value: Any) -> bool:
+    """Whether an attribute of a class is a method or another descriptor."""
+    return callable(value) or hasattr(type(value), "__get__")
+
+
+def _runs_own_call(module: nn.Module) -> bool:
+    """Whether a call of the module runs its class, or what `module.compile` made of it."""
+    call: Any = vars(module).get("_compiled_call_impl")
+    return call is None or getattr(call, "_torchdynamo_orig_callable", None) == module._call_impl
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of a module's own tensors, parametrized ones as they are computed."""
+    own = {**vars(module), **dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    if parametrize.is_parametrized(module):
+        names = list(module.parametrizations)  # type: ignore[arg-type]
+        own |= {name: getattr(module, name) for name in names}
+    return ((name, value) for name, value in own.items() if isinstance(value, Tensor))
+
+
+def require_no_global_hooks() -> None:
+    """Raise an error if a hook is registered for all modules, which may change what each of them returns."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise TypeError(
+            "nobody can see what the hooks of all modules do (torch.nn.modules.module.register_module_forward_hook "
+            "and register_module_forward_pre_hook); remove them"
+        )
+
+
+def require_replaceable(module: nn.Module, method: str, path: str) -> None:
+    """Raise an error if what `method` returns in place of a module would leave out something that the module does."""
+    author = next(cls for cls in type(module).__mro__ if method in vars(cls))
+    if not is_plain(module, author):
+        kind = type(module)
+        raise TypeError(
+            f"{method} of {author.__name__} leaves out what {kind.__module__}.{kind.__name__} does, at {path}; "
+            f"give that class a method {method} of its own"
+        )
+    require_as_defined(module, path)
