@@ -252,6 +252,18 @@ def test_verify_tells_by_its_status(demo, call, monkeypatch) -> None:
     assert "certified images changed their class within their radius" in broken.stderr
 
 
+def test_verify_of_a_network_that_standardizes_few_examples(call, tmp_path) -> None:
+    """Its claim is about the deviation of those examples, not of the whole data set."""
+    options = ("--model.normalize", "standardize", "--model.width", "0.125", "--recipe.epochs", "1")
+    trained = call(
+        "train", "--data", "digits", "--out", str(tmp_path), "--examples", "64", "--recipe.batch_size", "64", *options
+    )
+    assert trained.returncode == 0, trained.stderr
+    sound = call("verify", str(tmp_path), "--images", "50")
+    assert sound.returncode == 0, sound.stderr
+    assert Run(tmp_path).load_model()[0].std.item() == pytest.approx(float(load("digits")[0].images[:64].std()))
+
+
 def test_without_the_lab_extra_the_command_says_how_to_install_it() -> None:
     code = "import sys; sys.modules['jsonargparse'] = None; from orthoconv.__main__ import main; main()"
     result = run(code=code)

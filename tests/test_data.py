@@ -179,6 +179,17 @@ def test_folder_of_images(tmp_path) -> None:
         load("folder")
 
 
+def test_grey_images_of_16_bits_are_scaled(tmp_path) -> None:
+    image, numpy = pytest.importorskip("PIL.Image"), pytest.importorskip("numpy")
+    values = [[0, 257, 300], [0x8000, 65_278, 65_535]]
+    for part in ("train", "test"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+        image.fromarray(numpy.array(values, dtype=numpy.uint16)).save(tmp_path / part / "cat" / "0.png")
+    train, _ = load("folder", tmp_path)
+    assert train.images.shape == (1, 1, 2, 3)
+    torch.testing.assert_close(train.images[0, 0], torch.tensor(values) / 65_535, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
 def test_augmentation_moves_and_flips_each_image() -> None:
     """Against padding by torch and one crop at a time: every result is one of the 162 possible ones."""
     images = torch.rand(40, 2, 9, 8)

@@ -367,3 +367,14 @@ def test_empirical_constants_without_gradients_around() -> None:
         with context:
             found = empirical_lipschitz(model, x, 0.3, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("constant", [1e4, 1e6])
+def test_rounding_does_not_count_as_growth(constant: float) -> None:
+    """A bias so large that the outputs are rounded by more than the inputs move."""
+    for layer, shape in ((CayleyConv2d(3, 8, 3), (3, 8, 8)), (CayleyLinear(16, 8), (16,))):
+        nn.init.constant_(layer.bias, constant)
+        for mode in (True, False):
+            x = torch.rand(8, *shape, generator=torch.Generator().manual_seed(0))
+            found = empirical_lipschitz(layer.train(mode), x, 0.05, generator=torch.Generator().manual_seed(1))
+            assert found.max() <= 1 + 1e-5

@@ -1,6 +1,8 @@
 """What eval mode and `frozen` remember: once computed, never stale, gradients intact."""
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -174,10 +176,10 @@ def test_memory_is_bounded() -> None:
     layer = CayleyConv2d(2, 2, 3).eval()
     for n in range(1, 12):
         layer(torch.randn(1, 2, n, n))
-    assert len(layer._memory) <= 4
+    assert len(layer._memory.operators) == 4
     layer.train()
-    assert not layer._memory
-    assert not layer._snapshot
+    assert not layer._memory.operators
+    assert not layer._memory.snapshot
 
 
 def test_frozen_ends_with_an_exception() -> None:
@@ -217,3 +219,36 @@ def test_what_is_handed_out_is_not_what_is_remembered() -> None:
     before = layer(x)
     layer.spectrum((5, 4)).mul_(3)
     assert torch.equal(layer(x), before)
+
+
+@every_layer
+def test_an_edit_of_what_is_handed_out_is_seen(make) -> None:
+    layer, x = make()
+    size = (1, 1) if x.ndim == 2 else layer.geometry.inner_size(x.shape[-2:])
+    layer.eval()
+    for gradients in (False, True):
+        layer.requires_grad_(gradients)
+        before = layer(x)
+        for edit in (lambda Q: Q.mul_(3), lambda Q: Q[0].zero_(), lambda Q: Q.detach().add_(1)):
+            with torch.no_grad():
+                edit(layer.cached_operator(size))
+            assert torch.equal(layer(x), before)
+
+
+def test_threads_share_a_layer_with_more_sizes_than_are_kept() -> None:
+    """Each of them drops operators that another one is about to use."""
+    layer = CayleyConv2d(2, 2, 3, dtype=torch.float64).eval().requires_grad_(False)
+    inputs = [torch.randn(1, 2, n, 3, dtype=torch.float64) for n in range(2, 10)]
+    expected = [layer(x) for x in inputs]
+
+    def run(start: int) -> float:
+        order = [(start + k) % len(inputs) for k in range(200)]
+        return max(torch.dist(layer(inputs[k]), expected[k]).item() for k in order)  # BLAS may use other threads there
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert max(pool.map(run, range(8))) < 1e-12
+    finally:
+        sys.setswitchinterval(interval)

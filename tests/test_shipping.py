@@ -267,7 +267,9 @@ def test_the_trainer_in_two_processes(tmp_path: Path) -> None:
 
 def memory(model: nn.Module) -> list[Tensor]:
     """Operators that the layers of `model` remember."""
-    return [Q for layer in model.modules() if isinstance(layer, Reparametrized) for Q in layer._memory.values()]
+    return [
+        Q for layer in model.modules() if isinstance(layer, Reparametrized) for Q, _ in layer._memory.operators.values()
+    ]
 
 
 @pytest.mark.parametrize("conv", ["cayley", "bcop"])
@@ -328,7 +330,7 @@ def long_run(
     for _ in fit(model, data, recipe, folder / "c", on_step=lambda _: kept.extend([torch.ones(leak)] * (leak > 0))):
         model.eval()
         model(data.images[:100]), model(data.images[:50])
-        assert all(layer._memory for layer in model.modules() if isinstance(layer, Reparametrized))
+        assert all(layer._memory.operators for layer in model.modules() if isinstance(layer, Reparametrized))
         tensors.append(live_tensors())
         sizes.append(resident() if STATM.exists() else 0)
     return tensors, sizes

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from orthoconv.__main__ import main as run
 from orthoconv.data import DataError, Split, load
 from orthoconv.data import cifar as cifar10
 from orthoconv.data import stl as stl10
+from orthoconv.data.unpickling import unpickle_batch
 from orthoconv.lab import training
 from orthoconv.lab.commands import evaluate
 from orthoconv.lab.configs import ModelSpec
@@ -148,7 +150,7 @@ def test_reading_weights_and_batches_executes_nothing(tmp_path) -> None:
         with pytest.raises(CheckpointError, match=f"{path} is damaged"):
             load_weights(path, nn.Linear(2, 2))
     with pytest.raises(DataError, match=r"asks for .*mkdir"):
-        cifar10._from_pickle(path.read_bytes())
+        unpickle_batch(path.read_bytes())
     assert not mark.exists()
     pickle.loads(path.read_bytes())
     assert mark.exists(), "the control: it does execute where it is trusted"
@@ -157,7 +159,7 @@ def test_reading_weights_and_batches_executes_nothing(tmp_path) -> None:
 def test_batches_import_nothing() -> None:
     """A module that only has to be imported to run, under a name that arrays do need."""
     with pytest.raises(DataError, match=r"asks for numpy\.f2py\.__main__\.dtype"):
-        cifar10._from_pickle(b"\x80\x02cnumpy.f2py.__main__\ndtype\n.")
+        unpickle_batch(b"\x80\x02cnumpy.f2py.__main__\ndtype\n.")
     assert "numpy.f2py.__main__" not in sys.modules
 
 
@@ -165,10 +167,47 @@ def test_batches_of_a_few_bytes_do_not_fill_the_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="no data and labels"):
-            cifar10._from_pickle(b"\x80\x02Nr\x00\x00\x40\x00.")  # remembers None as the object of number 4194304
+            unpickle_batch(b"\x80\x02Nr\x00\x00\x40\x00.")  # remembers None as the object of number 4194304
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def text(content: str) -> bytes:
+    """A string, as a pickle has it."""
+    return b"X" + len(content.encode()).to_bytes(4, "little") + content.encode()
+
+
+_ENCODE = b"c_codecs\nencode\n"
+_NESTED = b"K\x01" + b"".join(b"q%c0(h%ch%cl" % (k, k, k) for k in range(28))  # a list of twice a list of twice a list
+BOMBS = {
+    "a shape": b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nJ\x00\x00\x00\x70\x85U\x01b\x87R",
+    "a slow codec": _ENCODE + text("".join(map(chr, range(0x4E00, 0x4E00 + 20_000)))) + text("punycode") + b"\x86R",
+    "the same bytes again": _ENCODE + b"q\x000" + text("a" * 20_000) + b"q\x010" + text("latin1") + b"q\x020"
+    + b"(" + b"h\x00h\x01h\x02\x86R" * 4000 + b"l",
+    "a key that takes forever to hash": b")" + b"2\x86" * 31 + b"q\x000}h\x00Ns",
+    "labels in lists": b"}U\x06labels" + _NESTED + b"sU\x04dataNs",
+    "a bytearray": b"\x96" + (1 << 30).to_bytes(8, "little"),
+}  # fmt: skip
+
+
+def test_batches_take_few_steps() -> None:
+    with pytest.raises(DataError, match="more than 200000 steps"):
+        unpickle_batch(b"\x80\x02" + b"]" * 200_000 + b".")
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS.keys())
+def test_batches_do_not_expand(data: bytes) -> None:
+    """Nor in time: each of these took seconds, or more memory than a hundred times its size."""
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        with pytest.raises(DataError):
+            unpickle_batch(b"\x80\x02" + data + b".")
+        assert tracemalloc.get_traced_memory()[1] < (1 << 22) + 100 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - started < 10  # under tracemalloc, which makes Python several times slower
 
 
 # No archive writes outside of memory

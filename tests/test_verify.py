@@ -132,3 +132,18 @@ def test_cross_examination_of_two_classes_in_float64() -> None:
     assert cross_examine(model, x, y, 4 * radius, iterations=5, restarts=1).any()
     with torch.no_grad(), pytest.raises(RuntimeError, match="PGD needs gradients"):
         pgd(model, x, y, L2Ball(0.1))
+
+
+def test_rounding_is_no_fault_and_growth_still_is(monkeypatch) -> None:
+    """Constants of 1e6 inside, which cancel: float32 moves the logits much farther than the inputs moved."""
+    model = nn.Sequential(nn.Flatten(), CayleyLinear(16, 16), MaxMin(), CayleyLinear(16, 16), nn.Linear(16, 10))
+    nn.init.constant_(model[1].bias, 1e6)
+    x = torch.rand(8, 1, 4, 4)
+    with torch.no_grad():
+        model[3].bias.copy_(-model[3](model[2](model[1].bias[None]))[0])
+    checked = verify(model, x)
+    assert checked.faults == []
+    assert checked.empirical <= checked.lipschitz
+    monkeypatch.setattr(MaxMin, "forward", lambda self, x: 1.01 * x)
+    model = nn.Sequential(nn.Flatten(), CayleyLinear(16, 16), MaxMin(), CayleyLinear(16, 16))
+    assert verify(model, x, 1.0).faults[0].startswith("logits move 1.01")

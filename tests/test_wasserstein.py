@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from orthoconv import models
 from orthoconv.data import load
 from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
+from orthoconv.nn import CayleyLinear
 from orthoconv.train import CriticRecipe, TrainingError, wasserstein_distance
 
 SHIFT = 5.0
@@ -101,3 +102,31 @@ def test_the_generator_learns_and_is_kept(tmp_path) -> None:
     mean = images.mean(0)
     assert (made.mean(0) - mean).norm() < 0.5 * (before.mean(0) - mean).norm()
     torch.testing.assert_close(samples_of(trained_generator(spec, images, path), spec.latent, 100, seed=1), made)
+
+
+def test_a_critic_with_several_outputs_is_refused(samples) -> None:
+    """The mean over ten outputs, times ten, would be no lower bound."""
+    p, q = samples
+    several = models.build("critic", width=0.125, in_channels=1, image_size=16)
+    with pytest.raises(ValueError, match=r"one output for each image.*classes=1.*got one with 10 outputs"):
+        wasserstein_distance(several, p, q, CriticRecipe(steps=1, batch_size=4))
+    with pytest.raises(ValueError, match=r"same shape, got \(1, 16, 16\) and \(1, 8, 8\)"):
+        wasserstein_distance(critic("cayley"), p, q, held_out=(p, q[..., :8, :8]))
+    with pytest.raises(ValueError, match=r"an image at least, got one of shape \(0, 1, 16, 16\)"):
+        wasserstein_distance(critic("cayley"), p, q[:0])
+
+
+def test_rounding_is_allowed_for() -> None:
+    """The bias is so large that outputs in float32 are multiples of 0.0078, while the distance is 0.004."""
+    x = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    y = x.clone()
+    y[..., 0, 0] += 0.004
+    distance, in_float32 = float((y - x).double().norm()), []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Flatten(), CayleyLinear(16, 1))
+        nn.init.constant_(model[1].bias, 1e5 + 0.0078 * seed / 8)
+        estimate = wasserstein_distance(model, y, x, CriticRecipe(steps=50, batch_size=1, lr=0.1))
+        assert 0.5 * distance < estimate.distance <= distance
+        in_float32.append(float((model(y) - model(x)).detach()))
+    assert max(in_float32) > 1.5 * distance, "the negative control"

@@ -9,20 +9,19 @@ __all__ = ["cifar10", "cifar10_records"]
 import hashlib
 import io
 import json
-import pickle
 import shutil
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from orthoconv.data.fetch import fetch
 from orthoconv.data.split import DataError, Progress, Split, split_of
+from orthoconv.data.unpickling import unpickle_batch
 from orthoconv.files import bytes_of, cache_dir, write_atomically
 
 _SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"
@@ -33,6 +32,7 @@ _CACHE = "cifar10.bin"
 _BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 _RECORD = 3073
 _IMAGES = 10_000  # of a batch
+_LARGEST_FILE = 1 << 28  # bytes of any file; the archives have 170 MB, the cache 184
 _LARGEST = 1 << 26  # bytes of a file in an archive; a batch of python's is 31 MB
 
 
@@ -91,6 +91,8 @@ def _check(records: Tensor) -> None:
 
 def _read(path: Path, parse: Callable[[bytes], Tensor] | None = None) -> Tensor:
     try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise DataError(f"it has more than {_LARGEST_FILE} bytes")
         return (parse or _records)(path.read_bytes())
     except Exception as error:  # whatever a file of any bytes makes the parsers raise
         raise DataError(f"{path} is damaged: {error if str(error) else repr(error)}") from error
@@ -115,7 +117,7 @@ def _from_folder(folder: Path) -> Tensor:
         if all((base / f"{name}.bin").exists() for name in _BATCHES):
             return torch.cat([_read(base / f"{name}.bin") for name in _BATCHES])
         if all((base / name).exists() for name in _BATCHES):
-            return torch.cat([_read(base / name, _from_pickle) for name in _BATCHES])
+            return torch.cat([_read(base / name, unpickle_batch) for name in _BATCHES])
     for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
         if (folder / name).exists():
             return _read(folder / name, _from_archive)
@@ -131,7 +133,7 @@ def _from_archive(data: bytes) -> Tensor:
         for member in archive:
             name = Path(member.name).name
             if member.isfile() and name.removesuffix(".bin") in _BATCHES:
-                read = _records if name.endswith(".bin") else _from_pickle
+                read = _records if name.endswith(".bin") else unpickle_batch
                 batches[name.removesuffix(".bin")] = read(_content(archive, member))
     if missing := [name for name in _BATCHES if name not in batches]:
         raise DataError(f"the archive lacks {', '.join(missing)}")
@@ -145,34 +147,6 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     content = archive.extractfile(member)
     assert content is not None
     return content.read()
-
-
-class _ArraysOnly(pickle._Unpickler):
-    """Reads the arrays of the python version, and refuses to import or call anything else.
-
-    It is Python's own Unpickler because the one in C allocates memory up to any index that a damaged file names.
-    """
-
-    _ALLOWED = (
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise DataError(f"the batch asks for {module}.{name}, which CIFAR-10 does not need")
-        return super().find_class(module, name)
-
-
-def _from_pickle(data: bytes) -> Tensor:
-    batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
-    if not isinstance(batch, dict) or not {b"data", b"labels"} <= set(batch):
-        raise DataError("the batch has no data and labels")
-    labels = torch.tensor(batch[b"labels"], dtype=torch.uint8)
-    return torch.cat((labels[:, None], torch.from_numpy(batch[b"data"]).to(torch.uint8)), dim=1)
 
 
 def _from_download(progress: Progress | None) -> Tensor:

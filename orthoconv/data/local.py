@@ -77,7 +77,10 @@ def _image(path: Path) -> Tensor:
         from PIL import Image
 
         with Image.open(path) as image:
-            mode = "L" if image.mode in ("L", "1", "I;16") else "RGB"
+            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+                grey = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
+                return (grey.view(1, image.height, image.width) / 257).round().to(torch.uint8)
+            mode = "L" if image.mode in ("L", "1") else "RGB"
             raw = torch.frombuffer(bytearray(image.convert(mode).tobytes()), dtype=torch.uint8)
             return raw.view(image.height, image.width, -1).permute(2, 0, 1)
     except ModuleNotFoundError as error:

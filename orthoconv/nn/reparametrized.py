@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,28 @@ from orthoconv.nn.arguments import Pair, check_precision
 from orthoconv.nn.geometry import Geometry
 from orthoconv.nn.layer import Layer
 from orthoconv.tracing import full_precision, is_concrete
+
+
+class _Memory(NamedTuple):
+    """Operators by image size, each with the version of its tensor, and all that they were computed from.
+
+    It is replaced and never changed, so threads that share a layer need no lock.
+    """
+
+    settings: dict[str, Any] = {}  # noqa: RUF012
+    snapshot: tuple[Tensor, ...] = ()
+    operators: dict[Pair, tuple[Tensor, int]] = {}  # noqa: RUF012
+    stamp: "_Stamp | None" = None
+
+    def find(self, size: Pair) -> Tensor | None:
+        """Return the operator for images of that size, unless it is not known or was edited by whoever got it."""
+        value, version = self.operators.get(size, (None, 0))
+        return value if value is not None and value._version == version else None
+
+    def add(self, size: Pair, value: Tensor) -> "_Memory":
+        """Return a memory with one operator more, and without the oldest ones beyond `budget.SIZES_KEPT`."""
+        others = [(k, v) for k, v in self.operators.items() if k != size]
+        return self._replace(operators=dict([*others, (size, (value, value._version))][-budget.SIZES_KEPT :]))
 
 
 class Reparametrized(Layer):
@@ -38,10 +60,7 @@ class Reparametrized(Layer):
     depends_on_size: ClassVar[bool] = True
     identity: bool = False  # whether the layer starts as the identity, as near as the method comes
     _factory: dict[str, Any]  # device and dtype of the parameters
-    _snapshot: tuple[Tensor, ...]
-    _memory: dict[Pair, Tensor]
-    _remembered: dict[str, Any]
-    _stamp: "_Stamp | None"
+    _memory: _Memory
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -51,8 +70,7 @@ class Reparametrized(Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._frozen = 0
-        self._forget()
+        self._frozen, self._memory = 0, _Memory()
 
     def set_up(self) -> None:
         """Check the options of the method, if it has any, and make its parameters."""
@@ -83,7 +101,11 @@ class Reparametrized(Layer):
         where the layer is not linear."""
 
     def cached_operator(self, size: Pair = (1, 1)) -> Tensor:
-        """Operator for images of that size, from memory where that is allowed."""
+        """Operator for images of that size, from memory where that is allowed.
+
+        If you edit it in place, the layer computes another one. Clone it first if you edit it by NumPy or `.data`,
+        which torch does not count as edits.
+        """
         sources = self.sources()
         size = size if self.depends_on_size else (1, 1)
         compute = partial(self._compute, size)
@@ -114,28 +136,22 @@ class Reparametrized(Layer):
 
     def _look_up(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
-            settings = self._settings()
+            memory, settings = self._memory, self._settings()
             stamp = _stamp_of(sources) if self._frozen else None
-            known = stamp is not None and self._stamp is not None and stamp.state == self._stamp.state
-            if settings != self._remembered or not (known or _equal(self._snapshot, sources)):
+            known = stamp is not None and memory.stamp is not None and stamp.state == memory.stamp.state
+            if settings != memory.settings or not (known or _equal(memory.snapshot, sources)):
                 self.check_finite()
-                self._forget()
-                self._remembered = settings
-                self._snapshot = tuple(source.detach().clone() for source in sources)
-            self._stamp = stamp
-            if size not in self._memory:
-                self._memory[size] = compute(*self._snapshot)
-            while len(self._memory) > budget.SIZES_KEPT:
-                del self._memory[next(iter(self._memory))]
-            return self._memory[size]
+                memory = _Memory(settings, tuple(source.detach().clone() for source in sources))
+            if (value := memory.find(size)) is None:
+                value = compute(*memory.snapshot)
+                memory = memory.add(size, value)
+            self._memory = memory._replace(stamp=stamp)
+            return value
 
     def _settings(self) -> dict[str, Any]:
         """Plain attributes; some of them enter the operator."""
         plain = (int, float, str, tuple, Geometry)
         return {k: v for k, v in vars(self).items() if k[0] != "_" and k != "training" and isinstance(v, plain)}
-
-    def _forget(self) -> None:
-        self._snapshot, self._memory, self._remembered, self._stamp = (), {}, {}, None
 
     def check_finite(self) -> None:
         """Raise a ValueError if a source has entries that are not finite, where looking at them is cheap."""
@@ -153,11 +169,11 @@ class Reparametrized(Layer):
 
     def train(self, mode: bool = True) -> "Reparametrized":
         if mode:
-            self._forget()
+            self._memory = _Memory()
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_snapshot": (), "_memory": {}, "_remembered": {}, "_stamp": None, "_frozen": 0}
+        return {**self.__dict__, "_memory": _Memory(), "_frozen": 0}
 
 
 @contextmanager
@@ -179,9 +195,8 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for layer in layers:
             layer._frozen -= 1
-            layer._stamp = layer._stamp if layer._frozen else None
-            if layer.training and not layer._frozen:
-                layer._forget()
+            if not layer._frozen:
+                layer._memory = _Memory() if layer.training else layer._memory._replace(stamp=None)
 
 
 def _equal(snapshot: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> bool:
@@ -223,9 +238,10 @@ def _stamp_equal(layers: Sequence[Reparametrized]) -> None:
     """Compare what layers on accelerators remember with their tensors; the host waits once for each device."""
     by_device: dict[torch.device, list[tuple[Reparametrized, Tensor]]] = {}
     for layer in layers:
-        sources = layer.sources() if layer._memory else ()
-        if sources and is_concrete(*sources) and _stamp_of(sources) and _alike(layer._snapshot, sources):
-            by_device.setdefault(sources[0].device, []).append((layer, _differ(layer._snapshot, sources)))
+        snapshot = layer._memory.snapshot
+        sources = layer.sources() if snapshot else ()
+        if sources and is_concrete(*sources) and _stamp_of(sources) and _alike(snapshot, sources):
+            by_device.setdefault(sources[0].device, []).append((layer, _differ(snapshot, sources)))
     for pairs in by_device.values():
         for (layer, _), differs in zip(pairs, torch.stack([d for _, d in pairs]).cpu().tolist(), strict=True):
-            layer._stamp = None if differs else _stamp_of(layer.sources())
+            layer._memory = layer._memory._replace(stamp=None if differs else _stamp_of(layer.sources()))

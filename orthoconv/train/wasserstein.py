@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv import budget
-from orthoconv.certificates import lipschitz_bound
+from orthoconv.certificates.bounds import growth
+from orthoconv.certificates.double import in_double
 from orthoconv.data.batching import generator
-from orthoconv.devices import move
+from orthoconv.devices import in_double_near, in_reach_of_double, move
+from orthoconv.linalg import row_norms
+from orthoconv.modules import in_eval_mode, zeros_for
 from orthoconv.train.metering import Meter
 
 _CHUNK = 500
+_EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -67,19 +71,20 @@ def wasserstein_distance(
     .. math:: W_1(P, Q) = \sup_{\mathrm{Lip}(f) \le 1} E f(P) - E f(Q)
 
     The bound is the difference of the critic's means over both samples, divided by its Lipschitz bound. It holds for
-    any critic, however it was trained.
+    any critic, however it was trained. The means are computed by `in_double`, and the bound is smaller by the
+    `rounding_bound` of that computation.
 
     Arguments:
-        critic: Function of images to one number each, which `lipschitz_bound` can bound.
+        critic: Function of images to one number each, whose layers have a rule; see `register_rule`.
         p: Sample (n, c, h, w), on any device.
         q: Sample (m, c, h, w).
         recipe: How to train the critic.
-        held_out: Two other samples of the same distributions, whose distance is reported; by default p and q.
+        held_out: Two other samples of the same distributions and shape, whose distance is reported; by default p and q.
         on_step: Called with the number of a step and the difference of its batch; on a CPU after each step, on an
             accelerator every `budget.READ_EVERY` steps.
     """
-    if p.shape[1:] != q.shape[1:]:
-        raise ValueError(f"both samples need the same shape, got {tuple(p.shape[1:])} and {tuple(q.shape[1:])}")
+    reported = held_out or (p, q)
+    _check(critic, p, q, *reported)
     optimizer = torch.optim.RMSprop(critic.parameters(), lr=recipe.lr)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, recipe.decay ** (1 / recipe.steps))
     meter, (p, q) = Meter(critic, [0.0], "difference"), _placed(critic, p, q)
@@ -102,15 +107,39 @@ def wasserstein_distance(
         if callable(project := getattr(module, "project", None)):
             project()
     critic.eval()
-    bound = lipschitz_bound(critic, p.shape[1:])
-    p, q = held_out or (p, q)
-    return WassersteinEstimate((_mean(critic, p) - _mean(critic, q)) / bound, bound)
+    return _estimate(critic, *reported)
+
+
+def _check(critic: nn.Module, *samples: Tensor) -> None:
+    """Raise an error unless the samples have one shape, and the critic has a bound and one output for each image."""
+    if len(shapes := {tuple(s.shape[1:]): None for s in samples}) > 1:
+        raise ValueError(f"all samples need the same shape, got {' and '.join(map(str, shapes))}")
+    if empty := [tuple(s.shape) for s in samples if not len(s)]:
+        raise ValueError(f"each sample needs an image at least, got one of shape {empty[0]}")
+    (shape,) = shapes
+    with torch.no_grad(), in_eval_mode(critic):
+        value = critic(zeros_for(critic, shape))
+        if value.numel() != 1:
+            raise ValueError(
+                f"a critic has one output for each image, such as models.build(..., classes=1), "
+                f"got one with {value.numel()} outputs"
+            )
+        growth(critic, shape, torch.float64).error(0.0)
 
 
 @torch.no_grad()
-def _mean(f: nn.Module, x: Tensor) -> float:
-    """Return the mean of f over all of x, in float64."""
-    return sum(float(f(*move(f, part)).cpu().double().sum()) for part in x.split(_CHUNK)) / len(x)
+def _estimate(critic: nn.Module, p: Tensor, q: Tensor) -> WassersteinEstimate:
+    """Return the difference of the means over p and q divided by the bound of the critic, rounded down."""
+    near = in_reach_of_double(critic)
+    grown, exact = growth(near, p.shape[1:], torch.float64), in_double(near)
+    values, errors = [0.0, 0.0], 0.0
+    for k, sample in enumerate((p, q)):
+        parts = [in_double_near(part) for part in sample.split(_CHUNK)]
+        values[k] = math.fsum(v for x in parts for v in exact(*move(exact, x)).flatten().tolist()) / len(sample)
+        errors += math.fsum(e for x in parts for e in grown.error(row_norms(x)).tolist()) / len(sample)
+    slack = errors + 4 * _EPS * (abs(values[0]) + abs(values[1]) + errors)  # of these lines themselves
+    distance = (values[0] - values[1] - slack) / grown.lipschitz
+    return WassersteinEstimate(distance - 4 * _EPS * abs(distance), grown.lipschitz)
 
 
 def _placed(model: nn.Module, *samples: Tensor) -> tuple[Tensor, ...]:
