@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from orthoconv.certificates.bounds import lipschitz_bound
 from orthoconv.certificates.graphs import SHAPE_ONLY
+from orthoconv.modules import zeros_for
 from orthoconv.nn import (
     CayleyConv2d,
     CayleyConvTranspose2d,
@@ -65,14 +66,11 @@ def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     >>> lipschitz_bound(convert(model, (3, 8, 8)), (3, 8, 8)) < 1 + 1e-5
     True
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert takes a module of torch, got {model!r}")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    try:
-        traced = fx.GraphModule(copy.deepcopy(model).eval(), _Tracer().trace(model))
-        before = _shapes(traced, x)
-    except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
-        what = f"{type(model).__name__} cannot be traced for inputs of {tuple(input_shape)}"
-        raise ConversionError(f"{what}: {error}") from error
+    x = zeros_for(model, input_shape).repeat(2, *[1] * len(input_shape))
+    traced, before = _trace(model, x)
     problems: list[str] = []
     made: dict[int, nn.Module] = {}
     for node in list(traced.graph.nodes):
@@ -88,6 +86,27 @@ def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     traced = traced.to(like.device, like.dtype).eval()
     _check(traced, x, before)
     return traced.train(model.training)
+
+
+def _trace(model: nn.Module, x: Tensor) -> tuple[fx.GraphModule, dict[str, torch.Size]]:
+    """Return the graph of a copy of the model in eval mode, and the shapes of its values for the inputs x."""
+    name, shape = type(model).__name__, tuple(x.shape[1:])
+    if scripted := [k or name for k, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
+        raise ConversionError(f"{scripted[0]} is a scripted module; convert the module that it was made from")
+    twin = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            y = twin(x.clone())
+    except Exception as error:  # whatever the model raises
+        raise ConversionError(f"{name} does not take inputs of shape {shape}: {error}") from error
+    if not isinstance(y, Tensor):
+        raise ConversionError(f"{name} must return one tensor, got {type(y).__name__}")
+    try:
+        traced = fx.GraphModule(twin, _Tracer().trace(model))
+        return traced, _shapes(traced, x)
+    except (fx.proxy.TraceError, TypeError, RuntimeError, NameError) as error:
+        made = "; a module that forward itself makes must be made in __init__" if isinstance(error, NameError) else ""
+        raise ConversionError(f"{name} cannot be traced for inputs of {shape}: {error}{made}") from error
 
 
 def _shapes(traced: fx.GraphModule, x: Tensor) -> dict[str, torch.Size]:
@@ -178,6 +197,8 @@ def _convert_module(m: nn.Module, shape: torch.Size) -> nn.Module:
     if isinstance(m, nn.AvgPool2d):
         return _average(m.kernel_size, m.stride, m.padding)
     if isinstance(m, nn.MaxPool2d):
+        if m.return_indices:
+            raise ValueError("it returns indices beside its values (return_indices=True)")
         return _maximum(m.kernel_size, m.stride)
     if isinstance(m, nn.AdaptiveAvgPool2d):
         return _whole(m.output_size, shape)

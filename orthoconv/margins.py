@@ -1,9 +1,10 @@
 """The margin of the true class, which certificates and attacks share."""
 
-__all__ = ["check_logits", "margin"]
+__all__ = ["check_labels", "check_logits", "margin"]
 
 import math
 
+import torch
 from torch import Tensor
 
 
@@ -19,8 +20,9 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     tensor([ 2.0000, -0.5000])
     """
     check_logits(logits, labels)
-    true = logits.gather(1, labels[:, None])
-    others = logits.scatter(1, labels[:, None], -math.inf)
+    column = labels[:, None].long()
+    true = logits.gather(1, column)
+    others = logits.scatter(1, column, -math.inf)
     return (true - others.amax(1, keepdim=True)).squeeze(1)
 
 
@@ -30,3 +32,15 @@ def check_logits(logits: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"a margin needs logits (b, classes) and labels (b,), got {tuple(logits.shape)} and {tuple(labels.shape)}"
         )
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise an error unless the labels are integers from 0 to classes - 1; on an accelerator the host waits.
+
+    >>> check_labels(torch.tensor([0, 2]), 3)
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}")
+    least, most = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
+    if least < 0 or most >= classes:
+        raise ValueError(f"labels must be from 0 to {classes - 1}, got some from {least} to {most}")

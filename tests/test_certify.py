@@ -125,3 +125,33 @@ def test_attacks_stay_in_their_ball_whatever_the_input() -> None:
     inside = torch.rand(20, 3, 2, 2)
     found = pgd(model, inside, torch.zeros(20, dtype=torch.long), L2Ball(0.5))
     assert 0 <= found.min() <= found.max() <= 1
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+def test_bad_batches_are_refused_with_their_values(rounding: bool) -> None:
+    model, x = nn.Sequential(nn.Flatten(), CayleyLinear(16, 3)), torch.rand(4, 1, 4, 4)
+    labels = torch.tensor([0, 1, 2, 1])
+    for bad, error, message in (
+        (torch.tensor([0, 1, 2, 3]), ValueError, "labels must be from 0 to 2, got some from 0 to 3"),
+        (torch.tensor([0, 1, 2, -1]), ValueError, "labels must be from 0 to 2, got some from -1 to 2"),
+        (labels.float(), TypeError, r"labels must be integers, got torch\.float32"),
+    ):
+        with pytest.raises(error, match=message):
+            certify(model, [(x, bad)], rounding=rounding)
+    for value in (float("nan"), float("inf")):
+        spoiled = x.clone()
+        spoiled[0, 0, 0, 0] = value
+        with pytest.raises(ValueError, match="certify takes finite inputs, got 1 entries that are not"):
+            certify(model, [(spoiled, labels)], rounding=rounding)
+    expected = certify(model, [(x, labels)], rounding=rounding).radius
+    for dtype in (torch.uint8, torch.int16):
+        assert torch.equal(certify(model, [(x, labels.to(dtype))], rounding=rounding).radius, expected)
+
+
+def test_a_slack_has_one_number_for_each_example() -> None:
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    for slack in (torch.zeros(4, 1), torch.zeros(3), float("nan")):
+        with pytest.raises(
+            ValueError, match=r"slack must be at least 0, one number or one for each of \(4,\) examples"
+        ):
+            certified_radius(logits, labels, 1.0, slack)

@@ -264,6 +264,13 @@ def test_verify_of_a_network_that_standardizes_few_examples(call, tmp_path) -> N
     assert Run(tmp_path).load_model()[0].std.item() == pytest.approx(float(load("digits")[0].images[:64].std()))
 
 
+@pytest.mark.parametrize(("option", "value"), [("images", "-500"), ("attack", "-600")])
+def test_verify_refuses_numbers_below_zero(call, option: str, value: str) -> None:
+    refused = call("verify", "kwlarge_cayley_cifar10", f"--{option}", value)
+    assert refused.returncode == 1
+    assert f"{option} must be at least 0, got {value}" in refused.stderr
+
+
 def test_without_the_lab_extra_the_command_says_how_to_install_it() -> None:
     code = "import sys; sys.modules['jsonargparse'] = None; from orthoconv.__main__ import main; main()"
     result = run(code=code)

@@ -236,3 +236,55 @@ def test_a_channel_shuffle_stays_one() -> None:
     x = torch.randn(2, 6, 4, 4)
     assert torch.equal(ChannelShuffle(3)(x), nn.ChannelShuffle(3)(x))
     assert lipschitz_bound(nn.ChannelShuffle(3), (6, 4, 4)) == 1
+
+
+class Calls(nn.Module):
+    """A linear layer, and then whatever a function makes of it."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(3, 4), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+REFUSED = [
+    (Calls(lambda y: nn.ReLU()(y)), (3,), "cannot be traced .* must be made in __init__"),
+    (Calls(lambda y: (y, y)), (3,), "Calls must return one tensor, got tuple"),
+    (Calls(lambda y: {"y": y}), (3,), "Calls must return one tensor, got dict"),
+    (Calls(lambda y: y), (5,), r"Calls does not take inputs of shape \(5,\): mat1 and mat2"),
+    (nn.Sequential(nn.MaxPool2d(2, return_indices=True)), (3, 4, 4), "must return one tensor, got tuple"),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "message"), REFUSED, ids=[m[:25] for _, _, m in REFUSED])
+def test_what_cannot_be_traced_is_refused_in_words(model, shape, message, capsys) -> None:
+    with pytest.raises(ConversionError, match=message):
+        convert(model, shape)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_modules_are_refused() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 3))
+    for model, name in ((scripted, "RecursiveScriptModule"), (nn.Sequential(scripted), "0")):
+        with pytest.raises(ConversionError, match=f"{name} is a scripted module"):
+            convert(model, (3,))
+
+
+def test_bad_arguments_are_refused() -> None:
+    for shape in (5, (-3,), (3.0,), "ab"):
+        with pytest.raises(ValueError, match="input_shape must be the shape of one input"):
+            convert(nn.Linear(3, 3), shape)
+    with pytest.raises(TypeError, match="takes a module of torch, got 'x'"):
+        convert("x", (3,))
+
+
+def test_indices_of_a_maximum_are_refused() -> None:
+    class First(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    with pytest.raises(ConversionError, match="return_indices=True"):
+        convert(First(nn.MaxPool2d(2, return_indices=True)), (3, 4, 4))

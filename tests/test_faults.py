@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -520,3 +521,24 @@ def test_damaged_files_of_a_run(whole, tmp_path, capsys) -> None:
     torn.write_bytes(torn.read_bytes() + b'{"certified": {"a": 1}')
     main([*TRAIN, str(folder), "--resume", "true"])
     assert outcome(folder) == whole.outcome
+
+
+def test_weights_are_read_while_they_are_replaced(tmp_path) -> None:
+    """Each read is of one file or of the other, though they have other sizes."""
+    path, done = tmp_path / "model.safetensors", threading.Event()
+    small, large = nn.Linear(2, 2), nn.Linear(200, 300)
+    save_weights(path, small, {"n": 0})
+
+    def replace_forever() -> None:
+        while not done.is_set():
+            for model in (large, small):
+                save_weights(path, model, {"n": 0})
+
+    writer = threading.Thread(target=replace_forever)
+    writer.start()
+    try:
+        for _ in range(1000):
+            load_weights(path, None)
+    finally:
+        done.set()
+        writer.join()

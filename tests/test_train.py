@@ -295,3 +295,19 @@ def test_two_processes_follow_one(tmp_path) -> None:
     assert len(one) == len(two) == 3
     assert abs(one[0]["loss"] - two[0]["loss"]) < 1e-4, "the mean over the first 20 steps"
     assert two[0]["test_accuracy"] == pytest.approx(one[0]["test_accuracy"], abs=0.02)
+
+
+def test_a_layer_that_stands_in_two_places_is_saved_and_resumed(tmp_path) -> None:
+    def twice() -> nn.Sequential:
+        torch.manual_seed(0)
+        layer = CayleyLinear(64, 64)
+        return nn.Sequential(nn.Flatten(), layer, MaxMin(), layer, CayleyLinear(64, 10))
+
+    data, recipe = load("digits")[0].first(64), Recipe(epochs=2, batch_size=32, augment=False)
+    whole, stopped = twice(), twice()
+    list(fit(whole, data, recipe, tmp_path / "whole"))
+    next(fit(stopped, data, recipe, tmp_path / "stopped"))
+    resumed = twice()
+    list(fit(resumed, data, recipe, tmp_path / "stopped", resume=True))
+    assert resumed[1] is resumed[3]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))

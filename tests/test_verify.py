@@ -147,3 +147,15 @@ def test_rounding_is_no_fault_and_growth_still_is(monkeypatch) -> None:
     monkeypatch.setattr(MaxMin, "forward", lambda self, x: 1.01 * x)
     model = nn.Sequential(nn.Flatten(), CayleyLinear(16, 16), MaxMin(), CayleyLinear(16, 16))
     assert verify(model, x, 1.0).faults[0].startswith("logits move 1.01")
+
+
+@pytest.mark.parametrize("g", [1e4, 1e6])
+def test_a_scale_too_large_for_float32_is_reported_and_bounded(g: float) -> None:
+    """docs/maths.md says how far the transform of large weights misses; the bound is that of the operator as it is."""
+    layer = CayleyConv2d(16, 16, 3)
+    nn.init.constant_(layer.g, g)
+    checked = verify(nn.Sequential(layer), torch.rand(2, 16, 8, 8), 1.0)
+    assert any("promises to be orthogonal" in fault for fault in checked.faults)
+    assert not any("does not compute its operator" in fault for fault in checked.faults)
+    assert checked.lipschitz >= layer.eval().singular_values((8, 8)).max()
+    assert verify(nn.Sequential(layer).double(), torch.rand(2, 16, 8, 8).double(), 1.0).faults == []

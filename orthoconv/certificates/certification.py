@@ -17,7 +17,7 @@ from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, split_head
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
-from orthoconv.margins import margin
+from orthoconv.margins import check_labels, margin
 from orthoconv.modules import in_eval_mode
 from orthoconv.nn.reparametrized import frozen
 from orthoconv.tracing import full_precision
@@ -82,10 +82,13 @@ def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, sla
     """
     if not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
-    if bool((torch.as_tensor(slack) < 0).any()):
-        raise ValueError(f"slack must be at least 0, got {slack!r}")
+    given = torch.as_tensor(slack)
+    if given.shape not in ((), labels.shape) or not bool((given >= 0).all()):
+        raise ValueError(
+            f"slack must be at least 0, one number or one for each of {tuple(labels.shape)} examples, got {slack!r}"
+        )
     scores, less = in_double_near(logits), 1 - 8 * torch.finfo(torch.float64).eps
-    error = in_double_near(torch.as_tensor(slack)).to(scores.device) / less
+    error = in_double_near(given).to(scores.device) / less
     lead = margin(scores, labels.to(scores.device)) / math.sqrt(2) * less
     radius = certain((lead - error).clamp_min(0) / lipschitz * less, logits.to(scores.device))
     return rounded_down(radius, logits.dtype).to(logits.device)
@@ -143,11 +146,16 @@ def certify(
                     features = 0.0 if head is None else growth(head.body, shape, torch.float64).lipschitz
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
+            if not bool(torch.isfinite(x).all()):
+                raise ValueError(
+                    f"certify takes finite inputs, got {int((~torch.isfinite(x)).sum())} entries that are not"
+                )
             home = y.device if budget.has_double(y.device) else torch.device("cpu")
             (x,) = move(model, x)
             computed = model(x.clone())  # whose first layer may work in place
             logits.append(computed.to(home))
-            labels.append(y.to(home))
+            check_labels(y, computed.shape[-1])
+            labels.append(y.to(home).long())
             if exact is not None:
                 assert grown is not None
                 slack.append(_slack(exact, grown, x, computed).to(home))

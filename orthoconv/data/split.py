@@ -23,6 +23,8 @@ class Split(NamedTuple):
 
     def first(self, n: int) -> "Split":
         """Return the first n images, or all of them for 0."""
+        if n < 0:
+            raise ValueError(f"the number of images must be at least 0, got {n}")
         return Split(self.images[:n], self.labels[:n]) if n else self
 
 

@@ -46,6 +46,9 @@ def verify(
             layers promise one.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
     """
+    for name, value in (("images", images), ("attack", attack)):
+        if value < 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
     network, test, claimed = _open(model, data_dir)
     network = network.to(use_device(device))
     result = verify_model(network, test.first(images).images, claimed if lipschitz is None else lipschitz)
