@@ -41,13 +41,13 @@ def apgd(
     home, (x, labels) = x.device, move(model, x, labels)
 
     def of_floats(z: Tensor) -> Tensor:  # which is what it calls the model with
-        y: Tensor = model(z.to(x.dtype))
+        y: Tensor = model(z.to(x.dtype, copy=True))  # a layer may work in place
         return y
 
     adversarial = x.clone()
     for k in range(restarts):
         with torch.no_grad():
-            left = model(adversarial).argmax(1) == labels
+            left = model(adversarial.clone()).argmax(1) == labels
         if bool(left.any()):
             attack = APGDAttack(
                 of_floats,

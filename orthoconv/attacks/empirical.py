@@ -53,10 +53,10 @@ def empirical_lipschitz(
     noise = torch.empty(x.shape, dtype=x.dtype).uniform_(-eps, eps, generator=generator).to(x.device)
     with torch.inference_mode(False), torch.enable_grad():
         x = x.detach().clone()
-        d, y = ball.project(x, noise.clone()), model(x).detach()
+        d, y = ball.project(x, noise.clone()), model(x.clone()).detach()  # a layer may work in place
         for step in range(steps + 1):
             z = (x + d).detach().requires_grad_()
-            value, length = model(z), row_norms(z - x).clamp_min(tiny)
+            value, length = model(z.clone()), row_norms(z - x).clamp_min(tiny)
             distance = row_norms(value - y)
             best = torch.maximum(best, ((distance - _rounding(value, y)) / length).detach())
             if step < steps:

@@ -51,7 +51,7 @@ def cross_examine(
         partial(apgd, loss="dlr", iterations=iterations, seed=seed),
     ]
     with torch.no_grad():
-        attacks = attacks if len(x) and model(x[:1]).shape[1] > 2 else attacks[:2]
+        attacks = attacks if len(x) and model(x[:1].clone()).shape[1] > 2 else attacks[:2]
     for attack in attacks:
         left = (~broken & (radius > 0)).nonzero().squeeze(1)
         if len(left):

@@ -3,6 +3,7 @@
 __all__ = ["EPS", "Certificates", "certified_radius", "certify"]
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,7 @@ from orthoconv.nn.reparametrized import frozen
 from orthoconv.tracing import full_precision
 
 EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
+_TINY = sys.float_info.min  # in place of the bound 0 of a constant model, whose radius is the largest number
 
 
 class Certificates(NamedTuple):
@@ -133,7 +135,7 @@ def certify(
     labels: list[Tensor] = []
     slack: list[Tensor] = []
     shape: torch.Size | None = None
-    head, features = None, 0.0
+    head, features = None, _TINY
     with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
         near = in_reach_of_double(model)
         exact = in_double(near) if rounding else None
@@ -142,8 +144,9 @@ def certify(
                 shape = x.shape[1:]
                 grown = growth(near, shape, torch.float64) if rounding or lipschitz is None else None
                 if lipschitz is None and grown is not None:
-                    lipschitz, head = grown.lipschitz, split_head(near)
-                    features = 0.0 if head is None else growth(head.body, shape, torch.float64).lipschitz
+                    lipschitz, head = max(grown.lipschitz, _TINY), split_head(near)
+                    body = None if head is None else growth(head.body, shape, torch.float64)
+                    features = _TINY if body is None else max(body.lipschitz, _TINY)
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
             if not bool(torch.isfinite(x).all()):

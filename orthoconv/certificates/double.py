@@ -7,7 +7,7 @@ import copy
 from torch import nn
 from torch.nn.utils import parametrize
 
-from orthoconv.certificates.trust import require_replaceable
+from orthoconv.certificates.trust import require_copyable, require_methods_of_class, require_replaceable
 from orthoconv.devices import in_reach_of_double
 from orthoconv.modules import replace_modules
 from orthoconv.nn.reparametrized import Reparametrized
@@ -26,7 +26,9 @@ def in_double(model: nn.Module) -> nn.Module:
     >>> torch.dist(in_double(model)(x.double()), model(x)).item() < 1e-6
     True
     """
+    require_copyable(model)
     for name, module in model.named_modules():
+        require_methods_of_class(module, name or type(module).__name__)
         if isinstance(module, Reparametrized):
             require_replaceable(module, "in_double", name or type(module).__name__)
     near = in_reach_of_double(model)

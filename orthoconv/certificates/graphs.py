@@ -115,7 +115,7 @@ class _Follower(fx.Interpreter):
     def _sum(self, n: fx.Node) -> Growth:
         added = [self.growths[a] for a in n.args if isinstance(a, fx.Node) and a in self.growths]
         if len(added) == 1:
-            return replace(added[0], unknown=added[0].unknown or f"a number that is added, at {n.name}")
+            return replace(added[0], unknown=added[0].unknown or f"a number that is added, at {n.name} of a graph")
         return added[0] + added[1]
 
 

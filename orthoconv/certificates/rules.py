@@ -145,6 +145,16 @@ def _pooling(module: nn.AvgPool2d | nn.MaxPool2d, shape: Shape) -> float:
     return weight * math.sqrt(windows)
 
 
+def _adaptive_windows(module: nn.AdaptiveAvgPool2d, shape: Shape) -> int:
+    """Pixels of a window, if windows of one size cover the image."""
+    sizes = shape[-2:]
+    output = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,) * 2
+    made = [n if m is None else m for n, m in zip(sizes, output, strict=True)]
+    if any(n % m for n, m in zip(sizes, made, strict=True)):
+        raise TypeError(f"AdaptiveAvgPool2d is bounded if its output divides the image, got {made} for {tuple(sizes)}")
+    return math.prod(sizes) // math.prod(made)
+
+
 def _pooling_units(module: nn.AvgPool2d, shape: Shape) -> float:
     k = math.prod(pair("kernel_size", module.kernel_size))
     return float((k + 3) * k)  # a pixel stands in at most k windows
@@ -206,6 +216,11 @@ register_rule(nn.Conv2d, lipschitz=_conv_norm, rounding=lambda m, shape: kernel_
 register_rule(nn.ConvTranspose2d, lipschitz=_transposed_norm, rounding=lambda m, shape: kernel_units(m.weight))
 register_rule(nn.MaxPool2d, lipschitz=_pooling, rounding=0.0)
 register_rule(nn.AvgPool2d, lipschitz=_pooling, rounding=_pooling_units)
+register_rule(
+    nn.AdaptiveAvgPool2d,
+    lipschitz=lambda m, shape: 1 / math.sqrt(_adaptive_windows(m, shape)),
+    rounding=lambda m, shape: float(_adaptive_windows(m, shape) + 3),
+)
 register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
 register_rule(
     nn.BatchNorm1d, nn.BatchNorm2d,

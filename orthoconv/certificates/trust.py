@@ -1,12 +1,20 @@
 """Whether a module computes what its class says; what is not known to leave that alone is not trusted (decision 4)."""
 
-__all__ = ["is_plain", "require_as_defined", "require_no_global_hooks", "require_replaceable"]
+__all__ = [
+    "is_plain",
+    "require_as_defined",
+    "require_copyable",
+    "require_methods_of_class",
+    "require_no_global_hooks",
+    "require_replaceable",
+]
 
 import inspect
+from abc import ABC
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
@@ -16,12 +24,12 @@ _HARMLESS = {
     "guarantee", "depends_on_size",  # and of how it calls them
 }  # fmt: skip
 _BOOKKEEPING = {
-    "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__signature__", "__constants__",
-    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__",
-    "__firstlineno__", "__static_attributes__", "__type_params__", "__parameters__", "__orig_bases__",
-    "__abstractmethods__", "_abc_impl",
+    "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__slotnames__", "__signature__",
+    "__constants__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    "__conditional_annotations__", "__firstlineno__", "__static_attributes__", "__type_params__",
+    "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
 }  # fmt: skip
-_TRUSTED = ("orthoconv.nn.", "torch.nn.utils.parametrize", "torch.fx.graph_module")
+_TRUSTED = ("orthoconv.nn.", "torch.fx.graph_module")
 _TORCH_DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}  # other backends may have tensors of their own type
 
 
@@ -40,10 +48,17 @@ def _is_faithful(cls: type, base: type) -> bool:
 
     A constant of a new name is something that the code of `base` does not look for.
     """
-    if cls.__module__.startswith(_TRUSTED) or cls.__module__ in ("abc", "typing"):
+    if cls.__module__.startswith(_TRUSTED) or cls in (ABC, Generic):  # a class that `type` made of one may be of "abc"
         return True
     new = {name for name, value in vars(cls).items() if _is_constant(value) and not hasattr(base, name)}
-    return vars(cls).keys() <= _HARMLESS | _BOOKKEEPING | new
+    parametrized = {name for name, value in vars(cls).items() if _is_of_parametrize(value)}
+    return vars(cls).keys() <= _HARMLESS | _BOOKKEEPING | new | parametrized
+
+
+def _is_of_parametrize(value: Any) -> bool:
+    """Whether a member of a class is one that torch gives to layers with parametrizations."""
+    function = value.fget if isinstance(value, property) else value
+    return inspect.isfunction(function) and function.__module__ == parametrize.__name__
 
 
 def _is_constant(value: Any) -> bool:
@@ -52,19 +67,24 @@ def _is_constant(value: Any) -> bool:
 
 def require_as_defined(module: nn.Module, path: str) -> None:
     """Raise an error if a module does not do what its class says: by attributes of its own, hooks, or its tensors."""
-    for name in vars(module):
-        if _is_code(inspect.getattr_static(type(module), name, None)):
-            raise TypeError(f"there is no rule for the own {name} of {path} ({type(module).__name__})")
+    require_methods_of_class(module, path)
     if not _runs_own_call(module):
         raise TypeError(f"there is no rule for the own _compiled_call_impl of {path} ({type(module).__name__})")
     if module._forward_hooks or module._forward_pre_hooks:
-        raise TypeError(f"nobody can see what the forward hooks of {path} do; remove them")
+        raise TypeError(f"nobody can see what the forward hooks of {path} ({type(module).__name__}) do; remove them")
     for name, tensor in _tensors(module):
         if type(tensor) not in (Tensor, nn.Parameter) and tensor.device.type in _TORCH_DEVICES:
             raise TypeError(
                 f"nobody can see what the type {type(tensor).__name__} of {path}.{name} does; "
                 f"make it a torch.Tensor or an nn.Parameter"
             )
+
+
+def require_methods_of_class(module: nn.Module, path: str) -> None:
+    """Raise an error if an attribute of the instance takes the place of a method; a copy would call the original."""
+    for name in vars(module):
+        if _is_code(inspect.getattr_static(type(module), name, None)):
+            raise TypeError(f"there is no rule for the own {name} of {path} ({type(module).__name__})")
 
 
 def _is_code(value: Any) -> bool:
@@ -94,6 +114,22 @@ def require_no_global_hooks() -> None:
             "nobody can see what the hooks of all modules do (torch.nn.modules.module.register_module_forward_hook "
             "and register_module_forward_pre_hook); remove them"
         )
+
+
+def require_copyable(model: nn.Module) -> None:
+    """Raise an error if a copy would leave out something: torch copies of a graph its modules and code, and no hooks.
+
+    Hooks of all modules look at the class of a module, which may be another one in the copy.
+    """
+    require_no_global_hooks()
+    for name, module in model.named_modules():
+        if isinstance(module, fx.GraphModule):
+            path = name or type(module).__name__
+            if not is_plain(module, fx.GraphModule):
+                raise TypeError(
+                    f"a copy leaves out what {type(module).__name__} does, at {path}, a subclass of a graph"
+                )
+            require_as_defined(module, path)
 
 
 def require_replaceable(module: nn.Module, method: str, path: str) -> None:

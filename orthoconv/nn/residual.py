@@ -100,7 +100,13 @@ class ConcatResidual(Combination):
 
     def forward(self, x: Tensor) -> Tensor:
         kept, changed = self._halves(x)
-        return torch.cat((kept, self.f(changed)), 1)
+        changed = self.f(changed)
+        if changed.ndim != kept.ndim or changed.shape[2:] != kept.shape[2:]:
+            raise ValueError(
+                f"ConcatResidual needs branches that differ in their channels alone, got {tuple(kept.shape)} and "
+                f"{tuple(changed.shape)}"
+            )
+        return torch.cat((kept, changed), 1)
 
     def growth(self, x: Tensor, child: Child[G]) -> G:
         kept, changed = self._halves(x)

@@ -1,0 +1,60 @@
+"""Every certificate of the shipped network on CIFAR-10's test images, attacked at nearly its radius."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orthoconv import certify, models
+from orthoconv.attacks import L2Ball, cross_examine, pgd
+from orthoconv.data import Split, batches, load
+from orthoconv.files import cache_dir
+from orthoconv.nn.reparametrized import frozen
+
+SHARE, CHUNK = 0.999, 250
+needs_cifar10 = pytest.mark.skipif(not (cache_dir() / "cifar10.bin").exists(), reason="needs CIFAR-10 in the cache")
+
+
+def broken_by_pgd(model: nn.Module, x: Tensor, labels: Tensor, radius: Tensor, seed: int) -> Tensor:
+    """Whether 20 steps of PGD from one random start change the class of each certified example."""
+    source, certified = torch.Generator().manual_seed(seed), radius > 0
+    found = pgd(model, x, labels, L2Ball(SHARE * radius), iterations=20, generator=source)
+    with torch.no_grad():
+        return certified & (model(found).argmax(1) != labels)
+
+
+def count(model: nn.Module, part: Split, attack, factor: float = 1.0) -> tuple[int, int]:
+    """Attack each certified image at so many times its radius; return how many there were, and how many broke."""
+    radii = factor * certify(model, batches(part, CHUNK)).radius
+    model.requires_grad_(False)
+    with frozen(model):
+        chunks = zip(batches(part, CHUNK), radii.split(CHUNK), strict=True)
+        broken = sum(int(attack(model, x, y, r, seed=k).sum()) for k, ((x, y), r) in enumerate(chunks))
+    return int((radii > 0).sum()), broken
+
+
+@pytest.mark.long
+@needs_cifar10
+def test_no_certificate_is_broken_by_pgd() -> None:
+    model, (_, test) = models.pretrained("kwlarge_cayley_cifar10").eval(), load("cifar10")
+    attacked, broken = count(model, test, broken_by_pgd)
+    print(f"PGD, 20 steps, {len(test.labels)} images: {attacked} certified ones attacked, {broken} broken")
+    assert attacked > 7000
+    assert broken == 0
+
+
+@pytest.mark.long
+@needs_cifar10
+def test_no_certificate_of_the_first_thousand_is_broken_by_cross_examination() -> None:
+    model, (_, test) = models.pretrained("kwlarge_cayley_cifar10").eval(), load("cifar10")
+    attacked, broken = count(model, test.first(1000), cross_examine)
+    print(f"cross-examination, 1000 images: {attacked} certified ones attacked, {broken} broken")
+    assert attacked > 700
+    assert broken == 0
+
+
+@pytest.mark.slow
+@needs_cifar10
+def test_the_attack_breaks_radii_that_are_too_large() -> None:
+    model, (_, test) = models.pretrained("kwlarge_cayley_cifar10").eval(), load("cifar10")
+    attacked, broken = count(model, test.first(CHUNK), broken_by_pgd, factor=4.0)
+    assert broken > 0.5 * attacked

@@ -1,0 +1,134 @@
+"""What the fuzzer found, as small as it can be; each failed before it was mended."""
+
+import copy
+from collections.abc import Callable
+from functools import partialmethod
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+
+from orthoconv import certify, export, in_double, lipschitz_bound, verify
+from orthoconv.attacks import cross_examine, empirical_lipschitz
+from orthoconv.nn import CayleyConv2d, CayleyLinear, ConcatResidual, Scale
+from orthoconv.testing import dense_matrix
+
+
+def identity_graph() -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def test_a_subclass_that_type_made_is_not_of_abc() -> None:
+    """`type` gives a class made of one of ours the module "abc", which was trusted whatever it computes."""
+    forward = partialmethod(lambda self, factor, x: factor * CayleyLinear.forward(self, x), 5.0)
+    made = type("Made", (CayleyLinear,), {"forward": forward})
+    assert made.__module__ == "abc"
+    with pytest.raises(TypeError, match=r"no rule for abc\.Made"):
+        lipschitz_bound(made(4, 4), (4,))
+    assert lipschitz_bound(type("Made", (CayleyLinear,), {"note": "mine"})(4, 4), (4,)) == pytest.approx(1, abs=1e-5)
+
+
+class Triple(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), CayleyLinear(4, 4)])
+def test_parametrized_layers_are_known_by_what_torch_gave_them(layer: nn.Module) -> None:
+    parametrize.register_parametrization(layer, "weight", Triple())
+    norm = torch.linalg.matrix_norm(dense_matrix(layer, (4,)), ord=2).item()
+    assert lipschitz_bound(layer, (4,)) == pytest.approx(norm, rel=1e-5)
+    type(layer).forward = lambda self, x: 5 * x
+    with pytest.raises(TypeError, match="no rule for"):
+        lipschitz_bound(layer, (4,))
+
+
+def test_a_parametrized_layer_is_known_after_a_copy() -> None:
+    """torch writes `__slotnames__` into the class of a parametrized layer when it copies one."""
+    layer = parametrize.register_parametrization(nn.Linear(4, 4), "weight", Triple())
+    twin = copy.deepcopy(layer)
+    assert "__slotnames__" in vars(type(twin))
+    assert lipschitz_bound(twin, (4,)) == lipschitz_bound(layer, (4,))
+
+
+def test_a_constant_model_is_certified() -> None:
+    """The bound 0 was an error of `certified_radius` that named nothing."""
+    model = nn.Sequential(Scale(0.0), nn.Linear(4, 3)).eval()
+    x = torch.rand(5, 4)
+    found = certify(model, [(x, model(x).argmax(1))])
+    assert (found.radius > 1e30).all()
+    wrong = (model(x).argmax(1) + 1) % 3
+    assert (certify(model, [(x, wrong)]).radius == 0).all()
+    assert (certify(nn.Sequential(model, nn.Tanh()), [(x, model(x).argmax(1))]).radius > 1e30).all()
+
+
+def in_place_model() -> nn.Sequential:
+    return nn.Sequential(nn.Hardtanh(0.25, 0.75, inplace=True), nn.Flatten(), CayleyLinear(16, 3)).eval()
+
+
+@pytest.mark.filterwarnings("ignore:there are .* points with zero gradient")
+def test_a_first_layer_that_works_in_place_is_attacked_and_verified() -> None:
+    pytest.importorskip("pyautoattack")
+    model, x = in_place_model(), torch.rand(6, 1, 4, 4)
+    before, labels = x.clone(), model(x.clone()).argmax(1)
+    assert 0 < empirical_lipschitz(model, x, 0.1).max() <= 1 + 1e-5
+    assert verify(model, x).faults == []
+    radius = certify(model, [(x, labels)]).radius
+    assert not cross_examine(model, x, labels, radius, iterations=3, restarts=1).any()
+    assert cross_examine(model, x, labels, 20 + radius, iterations=3, restarts=1).any()
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("copied", [in_double, lambda model: export(model, (4,))])
+def test_copies_do_not_leave_out_the_hooks_of_a_graph(copied: Callable[[nn.Module], nn.Module]) -> None:
+    """torch does not copy them."""
+    model = nn.Sequential(identity_graph(), CayleyLinear(4, 4))
+    assert copied(model) is not None
+    handle = model[0].register_forward_hook(lambda module, inputs, output: 5 * output)
+    with pytest.raises(TypeError, match=r"forward hooks of 0 \(GraphModule\)"):
+        copied(model)
+    handle.remove()
+    model[0].__class__ = type("Mine", (type(model[0]),), {"forward": lambda self, x: 5 * x})
+    with pytest.raises(TypeError, match="leaves out what Mine does, at 0"):
+        copied(model)
+
+
+@pytest.mark.parametrize("copied", [in_double, lambda model: export(model, (4,))])
+def test_copies_do_not_leave_out_hooks_of_all_modules(copied: Callable[[nn.Module], nn.Module]) -> None:
+    handle = register_module_forward_hook(
+        lambda module, inputs, output: 5 * output if isinstance(module, CayleyLinear) else None
+    )
+    try:
+        with pytest.raises(TypeError, match="hooks of all modules"):
+            copied(nn.Sequential(CayleyLinear(4, 4)))
+    finally:
+        handle.remove()
+
+
+def test_in_double_refuses_methods_of_an_instance() -> None:
+    """A copy would call those of the original, in its precision."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), CayleyConv2d(2, 2, 3))
+    convolve = model[0]._conv_forward
+    model[0]._conv_forward = lambda *args: 5 * convolve(*args)
+    with pytest.raises(TypeError, match=r"the own _conv_forward of 0 \(Conv2d\)"):
+        in_double(model)
+
+
+def test_a_number_that_is_added_is_named_with_its_graph() -> None:
+    model = fx.symbolic_trace(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
+    node = next(iter(reversed(model.graph.nodes)))
+    with model.graph.inserting_before(node):
+        node.args = (model.graph.call_function(torch.add, (node.args[0], 1.0)),)
+    model.recompile()
+    with pytest.raises(TypeError, match=r"a number that is added, at add of a graph"):
+        certify(model, [(torch.rand(2, 4), torch.tensor([0, 1]))])
+
+
+@pytest.mark.parametrize("f", [nn.Conv2d(2, 2, 3), nn.Flatten()])
+def test_a_concatenation_names_shapes_that_do_not_fit(f: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"ConcatResidual .* got \(1, 2, 4, 4\) and \(1, "):
+        ConcatResidual(f)(torch.rand(1, 4, 4, 4))
