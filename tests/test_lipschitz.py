@@ -37,6 +37,8 @@ LINEAR = {  # the bound is the norm
     "1x1": nn.Conv2d(2, 3, 1),
     "pool": ScaledAvgPool2d(2),
     "average pool": nn.AvgPool2d(2),
+    "adaptive average pool": nn.AdaptiveAvgPool2d((2, None)),
+    "adaptive average pool of all": nn.AdaptiveAvgPool2d(1),
     "average pool of another divisor": nn.AvgPool2d(2, divisor_override=2),
     "normalize": Normalize([0.5, 0.5], [0.5, 0.25]),
     "scale": Scale(-3.0),
@@ -337,6 +339,8 @@ def test_pooling_with_odd_options() -> None:
     assert lipschitz_bound(nn.AvgPool2d(2, divisor_override=-1), SHAPE) == pytest.approx(2.0)
     assert lipschitz_bound(nn.AvgPool2d([2, 2]), SHAPE) == pytest.approx(0.5)
     assert lipschitz_bound(nn.MaxPool2d([2, 2]), SHAPE) == pytest.approx(1.0)
+    with pytest.raises(TypeError, match=r"if its output divides the image, got \[5, 5\]"):
+        lipschitz_bound(nn.AdaptiveAvgPool2d(5), SHAPE)
 
 
 def test_input_shapes_that_do_not_fit() -> None:
