@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 
-from orthoconv import certify, export, in_double, lipschitz_bound, verify
+from orthoconv import certify, export, in_double, lipschitz_bound, rounding_bound, verify
 from orthoconv.attacks import cross_examine, empirical_lipschitz
 from orthoconv.nn import CayleyConv2d, CayleyLinear, ConcatResidual, Scale
 from orthoconv.testing import dense_matrix
@@ -84,15 +84,18 @@ def test_a_first_layer_that_works_in_place_is_attacked_and_verified() -> None:
 
 
 @pytest.mark.parametrize("copied", [in_double, lambda model: export(model, (4,))])
-def test_copies_do_not_leave_out_the_hooks_of_a_graph(copied: Callable[[nn.Module], nn.Module]) -> None:
-    """torch does not copy them."""
+@pytest.mark.parametrize("members", [{}, {"forward": lambda self, x: 5 * x}])
+def test_copies_do_not_leave_out_the_hooks_of_a_graph(
+    copied: Callable[[nn.Module], nn.Module], members: dict[str, object]
+) -> None:
+    """torch does not copy them; and the copy of a subclass, even of one without members, calls itself without end."""
     model = nn.Sequential(identity_graph(), CayleyLinear(4, 4))
     assert copied(model) is not None
     handle = model[0].register_forward_hook(lambda module, inputs, output: 5 * output)
     with pytest.raises(TypeError, match=r"forward hooks of 0 \(GraphModule\)"):
         copied(model)
     handle.remove()
-    model[0].__class__ = type("Mine", (type(model[0]),), {"forward": lambda self, x: 5 * x})
+    model[0].__class__ = type("Mine", (type(model[0]),), members)
     with pytest.raises(TypeError, match="leaves out what Mine does, at 0"):
         copied(model)
 
@@ -132,3 +135,20 @@ def test_a_number_that_is_added_is_named_with_its_graph() -> None:
 def test_a_concatenation_names_shapes_that_do_not_fit(f: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"ConcatResidual .* got \(1, 2, 4, 4\) and \(1, "):
         ConcatResidual(f)(torch.rand(1, 4, 4, 4))
+
+
+def test_the_corners_of_hardtanh_are_rounded() -> None:
+    """In float32 they are not the numbers that they are in float64."""
+    model, x = nn.Hardtanh(-0.1, 0.7), torch.full((1, 9), 3.0)
+    error = torch.dist(model(x).double(), in_double(model)(x.double())).item()
+    assert 0 < error <= rounding_bound(model, (9,), 9.0) < 1e-5
+
+
+@pytest.mark.parametrize("members", [{}, {"forward": lambda self, x: 5 * x}])
+def test_in_double_refuses_subclasses_of_a_parametrized_layer(members: dict[str, object]) -> None:
+    """It puts the class from before the parametrization in place of the one that torch made, and of no other."""
+    layer = parametrize.register_parametrization(nn.Linear(4, 4), "weight", Triple())
+    assert in_double(layer) is not None
+    layer.__class__ = type("Beyond", (type(layer),), members)
+    with pytest.raises(TypeError, match="leaves out what Beyond does, at Beyond"):
+        in_double(layer)

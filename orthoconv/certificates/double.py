@@ -7,7 +7,12 @@ import copy
 from torch import nn
 from torch.nn.utils import parametrize
 
-from orthoconv.certificates.trust import require_copyable, require_methods_of_class, require_replaceable
+from orthoconv.certificates.trust import (
+    require_class_of_parametrize,
+    require_copyable,
+    require_methods_of_class,
+    require_replaceable,
+)
 from orthoconv.devices import in_reach_of_double
 from orthoconv.modules import replace_modules
 from orthoconv.nn.reparametrized import Reparametrized
@@ -28,9 +33,11 @@ def in_double(model: nn.Module) -> nn.Module:
     """
     require_copyable(model)
     for name, module in model.named_modules():
-        require_methods_of_class(module, name or type(module).__name__)
+        path = name or type(module).__name__
+        require_methods_of_class(module, path)
+        require_class_of_parametrize(module, path)
         if isinstance(module, Reparametrized):
-            require_replaceable(module, "in_double", name or type(module).__name__)
+            require_replaceable(module, "in_double", path)
     near = in_reach_of_double(model)
     model = (copy.deepcopy(model) if near is model else near).eval().requires_grad_(False)
     for module in list(model.modules()):

@@ -198,11 +198,17 @@ def _slope(module: nn.LeakyReLU, shape: Shape) -> float:
     return max(1.0, abs(module.negative_slope))
 
 
+def _corners(module: nn.Hardtanh, shape: Shape) -> float:
+    """Norm of the largest value, which is rounded to the precision of the input."""
+    return max(abs(module.min_val), abs(module.max_val)) * math.sqrt(torch.Size(shape).numel())
+
+
 register_rule(
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
-    nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+    nn.ReLU, nn.ReLU6, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
     lipschitz=1.0, rounding=0.0,
 )  # fmt: skip
+register_rule(nn.Hardtanh, lipschitz=1.0, rounding=0.0, constants=_corners)
 register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)
 register_rule(nn.Sigmoid, lipschitz=0.25, rounding=16.0)
 register_rule(nn.Softplus, lipschitz=_softplus, rounding=16.0)

@@ -3,6 +3,7 @@
 __all__ = [
     "is_plain",
     "require_as_defined",
+    "require_class_of_parametrize",
     "require_copyable",
     "require_methods_of_class",
     "require_no_global_hooks",
@@ -125,11 +126,21 @@ def require_copyable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, fx.GraphModule):
             path = name or type(module).__name__
-            if not is_plain(module, fx.GraphModule):
+            made_by_torch = type(module).__module__ == fx.graph_module.__name__  # else a copy calls itself without end
+            if not made_by_torch or not is_plain(module, fx.GraphModule):
                 raise TypeError(
                     f"a copy leaves out what {type(module).__name__} does, at {path}, a subclass of a graph"
                 )
             require_as_defined(module, path)
+
+
+def require_class_of_parametrize(module: nn.Module, path: str) -> None:
+    """Raise an error if a layer with parametrizations has a class other than the one that torch made for them."""
+    made = any(isinstance(value, property) and _is_of_parametrize(value) for value in vars(type(module)).values())
+    if parametrize.is_parametrized(module) and not made:
+        raise TypeError(
+            f"a copy leaves out what {type(module).__name__} does, at {path}, a subclass of a parametrized one"
+        )
 
 
 def require_replaceable(module: nn.Module, method: str, path: str) -> None:
