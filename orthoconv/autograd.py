@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orthoconv.tracing import full_precision, is_eager
 
 Tensors = tuple[Tensor | None, ...]
+_TORCH_TYPES = (Tensor, nn.Parameter)
 Forward = Callable[..., tuple[Tensor, tuple[Tensor | None, ...]]]
 Backward = Callable[[Tensor, Sequence[bool], Any, Any], Tensors]
 
@@ -56,10 +57,10 @@ class _WithGradient(torch.autograd.Function):
         ctx: Any, ordinary: Callable[..., Tensor] | None, forward: Forward, backward: Backward, *inputs: Tensor | None
     ) -> Tensor:
         value, kept = forward(*inputs)
-        inputs = () if ordinary is None else inputs
-        ctx.ordinary, ctx.own, ctx.count = ordinary, backward, len(inputs)
-        ctx.save_for_backward(*inputs, *kept)
-        return value
+        saved = () if ordinary is None else inputs
+        ctx.ordinary, ctx.own, ctx.count = ordinary, backward, len(saved)
+        ctx.save_for_backward(*saved, *kept)
+        return _no_view(value, (*inputs, *kept))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -69,6 +70,17 @@ class _WithGradient(torch.autograd.Function):
             if torch.is_grad_enabled() and ctx.ordinary is not None:  # for a second derivative
                 return None, None, None, *gradients_of(ctx.ordinary, grad, needed, inputs)
             return None, None, None, *ctx.own(grad, needed, inputs, kept)
+
+
+def _no_view(value: Tensor, others: Tensors) -> Tensor:
+    """Return the value as a tensor of its own, which a layer after it may overwrite: torch forbids that of a view.
+
+    Memory that an input or a kept tensor has, too, is copied: torch would not see that it was overwritten.
+    """
+    if type(value) is not Tensor or not value._is_view():
+        return value
+    storages = {t.untyped_storage().data_ptr() for t in others if t is not None and type(t) in _TORCH_TYPES}
+    return value.clone() if value.untyped_storage().data_ptr() in storages else value.data
 
 
 def gradients_of(f: Callable[..., Tensor], grad: Tensor, needed: Sequence[bool], inputs: Tensors) -> Tensors:

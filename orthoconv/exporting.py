@@ -82,6 +82,9 @@ def to_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
         model: Any model that `export` takes.
         x: Some inputs (b, ...), of which only the shape matters; b is at least 2.
         path: File to write.
+
+    Raises:
+        ValueError: If ONNX has no form of an operation of the model.
     """
     try:
         import onnx  # noqa: F401
@@ -98,6 +101,9 @@ def to_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
                 export(model, x.shape[1:]).cpu(), (x.cpu(),), dynamo=True, verbose=False,
                 dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), input_names=["images"], output_names=["logits"],
             )  # fmt: skip
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ValueError(f"{type(model).__name__} cannot be written as ONNX: {reason}") from error
     finally:
         logger.setLevel(level)
     assert program is not None

@@ -46,5 +46,5 @@ def attack(model: nn.Module, x: Tensor, labels: Tensor, radius: Tensor, seed: in
     ball, source = L2Ball(radius.to(x.dtype), -math.inf, math.inf), torch.Generator().manual_seed(seed)
     try:
         return pgd(model, x, labels, ball, iterations=8, generator=source)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         return x + ball.start(x, source)

@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 
-from orthoconv import certify, export, in_double, lipschitz_bound, rounding_bound, verify
-from orthoconv.attacks import cross_examine, empirical_lipschitz
+from orthoconv import certify, export, in_double, lipschitz_bound, rounding_bound, to_onnx, verify
+from orthoconv.attacks import L2Ball, cross_examine, empirical_lipschitz, pgd
 from orthoconv.nn import CayleyConv2d, CayleyLinear, ConcatResidual, Scale
 from orthoconv.testing import dense_matrix
 
@@ -152,3 +152,21 @@ def test_in_double_refuses_subclasses_of_a_parametrized_layer(members: dict[str,
     layer.__class__ = type("Beyond", (type(layer),), members)
     with pytest.raises(TypeError, match="leaves out what Beyond does, at Beyond"):
         in_double(layer)
+
+
+def test_a_model_whose_gradient_is_overwritten_is_not_attacked() -> None:
+    """Seed 14560: ReLU needs its result for the gradient, and the next layer overwrites it."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.LeakyReLU(inplace=True))
+    x, y = torch.randn(2, 3), torch.zeros(2, dtype=torch.long)
+    for attack in (lambda: empirical_lipschitz(model, x, 1.0), lambda: pgd(model, x, y, L2Ball(1.0))):
+        with pytest.raises(TypeError, match=r"a layer \(LeakyReLU\) works in place on what another one needs"):
+            attack()
+
+
+@pytest.mark.slow
+def test_what_onnx_lacks_is_said_in_a_line(tmp_path) -> None:
+    """Seed 14275: torch's orthogonal parametrization is a matrix exponential, which ONNX does not have."""
+    pytest.importorskip("onnxscript")
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="matrix_exp")
+    with pytest.raises(ValueError, match=r"Sequential cannot be written as ONNX: .*linalg_matrix_exp"):
+        to_onnx(nn.Sequential(layer), torch.randn(2, 4), tmp_path / "model.onnx")

@@ -1,11 +1,14 @@
 """The layers under what torch does to modules: autocast, compilation, torch.func, other devices."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
 from orthoconv import frozen
+from orthoconv.autograd import with_gradient
 from orthoconv.nn import (
     BCOPConv2d,
     BjorckLinear,
@@ -17,7 +20,9 @@ from orthoconv.nn import (
     OSSNConv2d,
     RKOConv2d,
     SVCMConv2d,
+    conv_methods,
 )
+from orthoconv.nn.methods import conv_method
 from orthoconv.testing import norm_ratios
 
 
@@ -265,3 +270,35 @@ def test_the_bias_of_a_transpose_has_no_signs() -> None:
     torch.testing.assert_close(layer(x), layer.eval()(x))
     zero = layer.train()(torch.zeros_like(x))
     torch.testing.assert_close(zero, layer.bias[:, None, None].expand_as(zero[0]).expand_as(zero))
+
+
+# Work in place after a layer
+
+
+@pytest.mark.parametrize("method", conv_methods())
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_an_activation_in_place_may_follow_in_training(method: str, size: int) -> None:
+    """torch forbids to overwrite what a function of one's own returns, if that is a view."""
+    torch.manual_seed(0)
+    layer = conv_method(method)(4, 4, 3, dtype=torch.float64)
+    x, gradients = torch.randn(2, 4, size, size, dtype=torch.float64, requires_grad=True), []
+    for inplace in (False, True):
+        state = copy.deepcopy(layer)
+        nn.Sequential(state, nn.LeakyReLU(0.5, inplace=inplace))(x).square().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in state.parameters())])
+        x.grad = None
+    for plain, overwritten in zip(*gradients, strict=True):
+        torch.testing.assert_close(overwritten, plain)
+
+
+def test_a_view_of_what_is_saved_is_copied() -> None:
+    """The negative control: overwriting the value must not change what the gradient is computed from."""
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor]]:
+        y = x.exp()
+        return y.view(-1), (y,)
+
+    x = torch.ones(2, 2, requires_grad=True)
+    y = with_gradient((x,), lambda x: x.exp().view(-1), forward, lambda g, need, xs, kept: (g.view(2, 2) * kept[0],))
+    y.mul_(2).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach().exp())

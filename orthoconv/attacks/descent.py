@@ -1,6 +1,6 @@
 """Projected gradient descent (Madry et al., 2018)."""
 
-__all__ = ["L2Ball", "column", "pgd"]
+__all__ = ["L2Ball", "column", "gradient_of", "pgd"]
 
 from dataclasses import dataclass
 
@@ -92,9 +92,27 @@ def pgd(
             broken |= logits.detach().argmax(1) != labels
             if k == iterations or bool(broken.all()):
                 break
-            (gradient,) = torch.autograd.grad(margin(logits, labels).sum(), d)
+            gradient = gradient_of(model, margin(logits, labels), d)
             d = ball.project(x, d.detach() - length * ball.step(gradient))
     return found.to(home)
+
+
+def gradient_of(model: nn.Module, values: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient by `x` of the sum of values that a model has computed.
+
+    Raises:
+        TypeError: If there is none, because a layer that works in place has overwritten what it needs.
+    """
+    try:
+        (gradient,) = torch.autograd.grad(values.sum(), x)
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        modules = model.modules() if isinstance(model, nn.Module) else ()  # or a function
+        names = sorted({type(m).__name__ for m in modules if getattr(m, "inplace", False)})
+        what = f"a layer ({', '.join(names)}) works in place on what another one needs for the gradient"
+        raise TypeError(f"the model cannot be attacked, since {what}; build it with inplace=False") from error
+    return gradient
 
 
 def column(x: Tensor) -> list[int]:
