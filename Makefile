@@ -27,6 +27,8 @@ test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the f
 	$(BIN)/python -m pytest -s -m long
 
 records: .venv/.installed ## run what is missing in the tables, at the lowest priority; stop and start it at any time
+	@# Linux shares its cores out by session (autogroup), so nice alone does not yield to other terminals.
+	@(echo 19 > /proc/self/autogroup) 2>/dev/null || true
 	OMP_WAIT_POLICY=passive $(BIN)/orthoconv records run
 
 records-pause: .venv/.installed ## stop the queue of records for the time of a benchmark
