@@ -13,6 +13,7 @@ from orthoconv.nn.arguments import Pair, check_dtype
 from orthoconv.nn.geometry import Geometry, Padding
 from orthoconv.nn.identity import identity_
 from orthoconv.nn.reparametrized import Reparametrized
+from orthoconv.tracing import is_concrete
 
 
 def _of_geometry(name: str) -> Any:
@@ -41,7 +42,9 @@ class ImageLayer(Reparametrized):
         dtype: Precision of the parameters.
 
     Shape:
-        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride). As in torch, images
+        in the memory format channels_last give images in that format, and others give contiguous ones; that of the
+        weight does not matter.
     """
 
     transposed: ClassVar[bool] = False
@@ -112,6 +115,15 @@ class ImageLayer(Reparametrized):
         self.geometry.divide(x.shape[-2:], adjoint=adjoint)
         x = check_dtype(name, x, self.sources()[0].dtype)
         return x if x.ndim == 4 else x[None]
+
+    def like_input(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the batch y in the memory format of the input x, and without its first axis if x has no batch."""
+        if x.ndim != 4:
+            return y[0]
+        if not is_concrete(x):
+            return y
+        last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        return y.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
     def extra_repr(self) -> str:
         return f"{self.geometry}{', bias=False' * (self.bias is None)}"
