@@ -149,6 +149,7 @@ class TransposedConv2d(BaseConv2d):
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
     """
 
+    replaces = nn.ConvTranspose2d
     transposed = True
 
     def __init__(
