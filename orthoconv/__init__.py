@@ -16,7 +16,7 @@ from orthoconv.certificates import (
 from orthoconv.conversion import ConversionError, convert
 from orthoconv.exporting import export, to_onnx
 from orthoconv.linalg import cayley
-from orthoconv.nn import register_method
+from orthoconv.nn import orthogonal, register_method
 from orthoconv.nn.reparametrized import frozen
 
 __version__ = "0.1.0"
@@ -41,6 +41,7 @@ __all__ = [
     "lipschitz_bound",
     "models",
     "nn",
+    "orthogonal",
     "register_method",
     "register_rule",
     "rounding_bound",

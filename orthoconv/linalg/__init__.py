@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage
+from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage, pivot_signs
 from orthoconv.linalg.exponential import skew_exponential
 from orthoconv.linalg.nearest import bjorck, polar
 from orthoconv.linalg.norms import (
@@ -35,6 +35,7 @@ __all__ = [
     "norm_bound",
     "orthogonalizer",
     "orthonormal",
+    "pivot_signs",
     "polar",
     "reflect",
     "resized",

@@ -1,6 +1,6 @@
 """The Cayley transform, Appendix A.1."""
 
-__all__ = ["cayley", "cayley_linear", "cayley_preimage"]
+__all__ = ["cayley", "cayley_linear", "cayley_preimage", "pivot_signs"]
 
 from collections.abc import Sequence
 
@@ -50,8 +50,11 @@ def cayley(W: Tensor) -> Tensor:
     return R - I if m == n else torch.cat((R - I, -V @ R), dim=-2)
 
 
-def cayley_preimage(Q: Tensor) -> Tensor:
+def cayley_preimage(Q: Tensor, damping: float = 0.0) -> Tensor:
     """A matrix whose Cayley transform is the semi-orthogonal `Q` (..., m, n); its square block has no eigenvalue -1.
+
+    An eigenvalue near -1 gives a large preimage. With a damping > 0, which is added to all eigenvalues, the preimage is
+    smaller, and its transform is another matrix than `Q`.
 
     >>> W = torch.randn(5, 3, dtype=torch.float64)
     >>> torch.dist(cayley(cayley_preimage(cayley(W))), cayley(W)).item() < 1e-12
@@ -59,10 +62,26 @@ def cayley_preimage(Q: Tensor) -> Tensor:
     """
     m, n = Q.shape[-2:]
     if m < n:
-        return cayley_preimage(Q.mT).mT
+        return cayley_preimage(Q.mT, damping).mT
     I = torch.eye(n, dtype=Q.dtype, device=Q.device)  # noqa: E741
-    S = inverse(I + Q[..., :n, :])  # (I + A) / 2 in the notation of `cayley`
+    S = inverse((1 + damping) * I + Q[..., :n, :])  # (I + A) / 2 in the notation of `cayley`
     return torch.cat(((S - S.mH) / 2, -Q[..., n:, :] @ S), dim=-2)
+
+
+def pivot_signs(Q: Tensor) -> Tensor:
+    """Signs (n,) of the columns of a real matrix (m, n), with which its square block Q s has no eigenvalue near -1.
+
+    They make all pivots of the elimination of I + Q s at least 1; then its determinant is at least 1.
+
+    >>> pivot_signs(-torch.eye(2))
+    tensor([-1., -1.])
+    """
+    n = min(Q.shape)
+    R, signs = Q[:n, :n].clone(), torch.ones(Q.shape[1], dtype=Q.dtype, device=Q.device)
+    for k in range(n):
+        signs[k] = torch.where(R[k, k] < 0, -1.0, 1.0)
+        R[k + 1 :, k + 1 :].addr_(R[k + 1 :, k] * (signs[k] / (1 + R[k, k].abs())), R[k, k + 1 :], alpha=-1)
+    return signs
 
 
 def cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> Tensor:

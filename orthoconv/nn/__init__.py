@@ -24,6 +24,7 @@ from orthoconv.nn.lot import LOTConv2d, LOTConvTranspose2d, PolarLinear
 from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.normalized import NormalizedLinear
+from orthoconv.nn.origins import orthogonal
 from orthoconv.nn.ossn import OSSNConv2d
 from orthoconv.nn.pooling import L2Pool2d, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d
 from orthoconv.nn.potential import PotentialConv2d
@@ -116,5 +117,6 @@ __all__ = [
     "WeightConv2d",
     "conv_methods",
     "linear_methods",
+    "orthogonal",
     "register_method",
 ]

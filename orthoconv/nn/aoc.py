@@ -165,4 +165,4 @@ class AOCConvTranspose2d(TransposedConv2d, AOCConv2d):
     """
 
 
-register_method("aoc", conv=AOCConv2d, linear="polar")
+register_method("aoc", conv=AOCConv2d, linear="polar", transposed=AOCConvTranspose2d)

@@ -119,4 +119,4 @@ def _check_steps(value: object) -> int:
     return value
 
 
-register_method("aol", conv=AOLConv2d, linear=AOLLinear)
+register_method("aol", conv=AOLConv2d, linear=AOLLinear, transposed=AOLConvTranspose2d)

@@ -135,5 +135,10 @@ def _two_taps(K: Tensor, N: Tensor, axis: int) -> Tensor:
     return F.pad(first, (0, 0, 0, 0, *end)) + F.pad(second, (0, 0, 0, 0, *start))
 
 
-register_method("bcop", conv=BCOPConv2d, linear="bjorck")
-register_method("cayley_bcop", conv=partial(BCOPConv2d, orthogonalizer="cayley"), linear="cayley")
+register_method("bcop", conv=BCOPConv2d, linear="bjorck", transposed=BCOPConvTranspose2d)
+register_method(
+    "cayley_bcop",
+    conv=partial(BCOPConv2d, orthogonalizer="cayley"),
+    linear="cayley",
+    transposed=partial(BCOPConvTranspose2d, orthogonalizer="cayley"),
+)

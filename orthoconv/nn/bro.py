@@ -189,4 +189,4 @@ def _check_rank(rank: int | None, o: int, i: int) -> int:
     return rank
 
 
-register_method("bro", conv=BROConv2d, linear=BROLinear)
+register_method("bro", conv=BROConv2d, linear=BROLinear, transposed=BROConvTranspose2d)

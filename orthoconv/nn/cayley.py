@@ -19,6 +19,7 @@ from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.lift import can_lift, lift
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
+from orthoconv.nn.projection import near_cayley
 from orthoconv.nn.spectral import SpectralConv2d, Way
 from orthoconv.nn.weight_norm import Signs, WeightNormed
 from orthoconv.planes import COMPLEX, convolve, plane
@@ -56,6 +57,9 @@ class CayleyConv2d(SpectralConv2d):
     def set_up(self, *, signs: Signs = None, identity: bool = False) -> None:
         self.identity = bool(identity)
         super().set_up(signs=signs)
+
+    def start_from(self, kernel: Tensor) -> None:
+        self.set_kernel(*near_cayley(kernel, self.dilation, self.groups, self.signs))
 
     def transform(self, kernel: Tensor, size: Pair) -> Tensor:
         if not self._sums_taps or is_traced():
@@ -168,6 +172,10 @@ class CayleyLinear(WeightNormed, BaseLinear):
     def set_up(self, *, signs: Signs = None) -> None:
         self.add_scale(signs, self.in_features)
 
+    def start_from(self, matrix: Tensor) -> None:
+        kernel, signs = near_cayley(matrix[..., None, None], signs=self.signs)
+        self.set_kernel(kernel[..., 0, 0], signs)
+
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         V, g, *signs = sources
         Q = cayley(weight_norm(V, g))
@@ -189,4 +197,4 @@ class CayleyLinear(WeightNormed, BaseLinear):
         return accurate and own and not self.remembers and is_eager(x, *self.sources())
 
 
-register_method("cayley", conv=CayleyConv2d, linear=CayleyLinear)
+register_method("cayley", conv=CayleyConv2d, linear=CayleyLinear, transposed=CayleyConvTranspose2d)

@@ -133,7 +133,7 @@ class BaseConv2d(ImageLayer):
                 y = self.geometry.apply_blocks(batch, Q, bias, adjoint=adjoint)
             else:
                 y = self.convolve_strided(batch, bias, adjoint=adjoint)
-        return y if x.ndim == 4 else y[0]
+        return self.like_input(y, x)
 
 
 class TransposedConv2d(BaseConv2d):
@@ -149,6 +149,7 @@ class TransposedConv2d(BaseConv2d):
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
     """
 
+    replaces = nn.ConvTranspose2d
     transposed = True
 
     def __init__(

@@ -120,8 +120,8 @@ def _gradients(
     taps = taps._replace(m=m, v=v)
     p, (g, n) = taps.plane, taps.m.shape[1:3]
     G, GX = p.transform(grad), p.empty(x, x.shape[1]) if needed[0] else None
-    gm = torch.zeros_like(taps.m, dtype=COMPLEX[x.dtype])
-    gv = None if taps.v is None else torch.zeros_like(taps.v, dtype=gm.dtype)
+    gm = taps.m.new_zeros(taps.m.shape, dtype=COMPLEX[x.dtype])  # in order, whatever the order of the weight is
+    gv = None if taps.v is None else taps.v.new_zeros(taps.v.shape, dtype=gm.dtype)
     parts = list(_chunks(x, taps))
     each = len(kept) // len(parts)
     for k, some in enumerate(parts):

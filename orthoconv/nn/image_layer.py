@@ -4,7 +4,7 @@ __all__ = ["ImageLayer"]
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,17 @@ from torch import Tensor, nn
 from orthoconv.nn.arguments import Pair, check_dtype
 from orthoconv.nn.geometry import Geometry, Padding
 from orthoconv.nn.identity import identity_
+from orthoconv.nn.origins import remade
 from orthoconv.nn.reparametrized import Reparametrized
+from orthoconv.tracing import is_concrete
 
 
 def _of_geometry(name: str) -> Any:
     """Make a property that reads the layer's geometry."""
     return property(lambda layer: getattr(layer.geometry, name))
+
+
+L = TypeVar("L", bound="ImageLayer")
 
 
 class ImageLayer(Reparametrized):
@@ -41,9 +46,12 @@ class ImageLayer(Reparametrized):
         dtype: Precision of the parameters.
 
     Shape:
-        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride). As in torch, images
+        in the memory format channels_last give images in that format, and others give contiguous ones; that of the
+        weight does not matter.
     """
 
+    replaces: ClassVar[type[nn.Module]] = nn.Conv2d
     transposed: ClassVar[bool] = False
     geometry_type: ClassVar[type[Geometry]] = Geometry
     weight: nn.Parameter
@@ -82,6 +90,30 @@ class ImageLayer(Reparametrized):
         self.set_up(**options)
         self.reset_parameters()
 
+    @classmethod
+    def from_conv(cls: type[L], conv: nn.Module, *, keep_weights: bool = False, **options: Any) -> L:
+        """Return the layer of this class that takes the place of a convolution of torch; see `orthogonal`.
+
+        >>> from orthoconv.nn import LOTConv2d
+        >>> LOTConv2d.from_conv(nn.Conv2d(3, 8, 3, padding=1), padding_mode="circular")
+        LOTConv2d(3, 8, kernel_size=(3, 3))
+        """
+        if not isinstance(conv, cls.replaces):
+            raise TypeError(f"{cls.__name__} takes the place of nn.{cls.replaces.__name__}, got {conv!r}")
+        return remade(conv, cls, keep_weights=keep_weights, **options)  # type: ignore[return-value]
+
+    def start_from(self, kernel: Tensor) -> None:
+        """Start as near to the convolution by a plain kernel, of the shape `kernel_shape`, as the method comes.
+
+        A method whose weight is such a kernel takes it as it is, and makes of it what it makes of any: `LOTConv2d` the
+        nearest orthogonal convolution. `CayleyConv2d` comes near that one (`projection.near_cayley`), with signs of its
+        own. Other methods refuse.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot start from a kernel (keep_weights=True); its parameters are "
+            f"{', '.join(name for name, _ in self.named_parameters())}. Methods such as cayley, lot, rko can"
+        )
+
     def set_up(self) -> None:
         """Make a kernel `weight` as nn.Conv2d has it; a method with other parameters makes its own."""
         self.weight = self.new_parameter(*self.kernel_shape)
@@ -112,6 +144,15 @@ class ImageLayer(Reparametrized):
         self.geometry.divide(x.shape[-2:], adjoint=adjoint)
         x = check_dtype(name, x, self.sources()[0].dtype)
         return x if x.ndim == 4 else x[None]
+
+    def like_input(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the batch y in the memory format of the input x, and without its first axis if x has no batch."""
+        if x.ndim != 4:
+            return y[0]
+        if not is_concrete(x):
+            return y
+        last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        return y.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
     def extra_repr(self) -> str:
         return f"{self.geometry}{', bias=False' * (self.bias is None)}"

@@ -76,6 +76,10 @@ class WeightConv2d(KernelConv2d):
         self.identity = bool(identity)
         super().set_up()
 
+    @torch.no_grad()
+    def start_from(self, kernel: Tensor) -> None:
+        self.weight.copy_(kernel)
+
 
 def circular_conv2d(
     x: Tensor,

@@ -4,7 +4,7 @@ __all__ = ["BaseLinear"]
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,12 @@ from torch.nn import functional as F
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import check_dtype, positive_int
 from orthoconv.nn.identity import identity_
+from orthoconv.nn.origins import remade
 from orthoconv.nn.plain import owned
 from orthoconv.nn.reparametrized import Reparametrized
 from orthoconv.tracing import full_precision
+
+L = TypeVar("L", bound="BaseLinear")
 
 
 class BaseLinear(Reparametrized):
@@ -34,6 +37,7 @@ class BaseLinear(Reparametrized):
         (..., in_features), to (..., out_features).
     """
 
+    replaces: ClassVar[type[nn.Module]] = nn.Linear
     depends_on_size: ClassVar[bool] = False
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -57,6 +61,28 @@ class BaseLinear(Reparametrized):
         self.identity = bool(identity)
         self.set_up(**options)
         self.reset_parameters()
+
+    @classmethod
+    def from_linear(cls: type[L], linear: nn.Linear, *, keep_weights: bool = False, **options: Any) -> L:
+        """Return the layer of this class that takes the place of an nn.Linear; see `orthogonal`.
+
+        >>> from orthoconv.nn import QRLinear
+        >>> QRLinear.from_linear(nn.Linear(3, 8))
+        QRLinear(in_features=3, out_features=8, bias=True)
+        """
+        if not isinstance(linear, cls.replaces):
+            raise TypeError(f"{cls.__name__} takes the place of nn.{cls.replaces.__name__}, got {linear!r}")
+        return remade(linear, cls, keep_weights=keep_weights, **options)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def start_from(self, matrix: Tensor) -> None:
+        """Start from the matrix (out_features, in_features) of a plain layer, if `weight` is such a matrix."""
+        if self.weight.shape != matrix.shape:
+            raise ValueError(
+                f"{type(self).__name__} cannot start from a matrix (keep_weights=True): its weight is another, "
+                f"{tuple(self.weight.shape)}. Methods such as cayley, polar, bjorck can"
+            )
+        self.weight.copy_(matrix)
 
     def reset_bias(self) -> None:
         """Initialise the bias as PyTorch does for a linear layer."""

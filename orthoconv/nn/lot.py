@@ -7,6 +7,7 @@ __all__ = ["LOTConv2d", "LOTConvTranspose2d", "PolarLinear"]
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from orthoconv.linalg import polar, without_noise
@@ -52,6 +53,10 @@ class LOTConv2d(UnscaledConv2d):
         self.identity = bool(identity)
         super().set_up()
 
+    @torch.no_grad()
+    def start_from(self, kernel: Tensor) -> None:
+        self.weight.copy_(kernel)
+
 
 class LOTConvTranspose2d(TransposedConv2d, LOTConv2d):
     """Adjoint of the `LOTConv2d` of the same weight from `out_channels` to `in_channels`.
@@ -89,5 +94,5 @@ class PolarLinear(BaseLinear):
         return polar(sources[0])
 
 
-register_method("lot", conv=LOTConv2d, linear="polar")
+register_method("lot", conv=LOTConv2d, linear="polar", transposed=LOTConvTranspose2d)
 register_method("polar", linear=PolarLinear)

@@ -1,6 +1,15 @@
 """The registry of methods: what `models.build`, the command line, the benchmarks and the tests list."""
 
-__all__ = ["Method", "conv_method", "conv_methods", "linear_method", "linear_methods", "register_method"]
+__all__ = [
+    "Method",
+    "conv_method",
+    "conv_methods",
+    "find_layer",
+    "linear_method",
+    "linear_methods",
+    "register_method",
+    "require_method",
+]
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,6 +17,7 @@ from typing import NamedTuple
 from torch import nn
 
 Factory = Callable[..., nn.Module]
+_KINDS = {"conv": "convolution", "transposed": "transposed convolution"}
 
 
 class Method(NamedTuple):
@@ -17,16 +27,23 @@ class Method(NamedTuple):
         conv: Makes a convolution from (in_channels, out_channels, kernel_size, stride=...), or None.
         linear: Makes a linear layer from (in_features, out_features); or the name of the method whose linear layers
             networks put beside the convolutions; or None.
+        transposed: Makes a transposed convolution, with the arguments of nn.ConvTranspose2d, or None.
     """
 
     conv: Factory | None
     linear: Factory | str | None
+    transposed: Factory | None = None
 
 
 _METHODS: dict[str, Method] = {}
 
 
-def register_method(name: str, conv: Factory | None = None, linear: Factory | str | None = None) -> None:
+def register_method(
+    name: str,
+    conv: Factory | None = None,
+    linear: Factory | str | None = None,
+    transposed: Factory | None = None,
+) -> None:
     """Add a method, so that networks, the command line, benchmarks and tests know it by its name.
 
     A layer that is a `BaseConv2d` or `BaseLinear` brings everything else with it: certificates, rounding, verification,
@@ -37,6 +54,7 @@ def register_method(name: str, conv: Factory | None = None, linear: Factory | st
         conv: Class or function that makes a convolution, with the arguments of nn.Conv2d.
         linear: Class or function that makes a linear layer, with the arguments of nn.Linear; or the name of a method
             whose linear layers go with the convolutions.
+        transposed: Class or function that makes a transposed convolution, with the arguments of nn.ConvTranspose2d.
 
     >>> register_method("my_linear", linear=nn.Linear)
     >>> "my_linear" in linear_methods()
@@ -46,7 +64,7 @@ def register_method(name: str, conv: Factory | None = None, linear: Factory | st
         raise ValueError(f"name must be a new name; {', '.join(_METHODS)} are taken, got {name!r}")
     if conv is None and linear is None:
         raise ValueError(f"the method {name!r} needs conv=, linear= or both, got None")
-    _METHODS[name] = Method(conv, linear)
+    _METHODS[name] = Method(conv, linear, transposed)
 
 
 def conv_methods() -> list[str]:
@@ -65,6 +83,22 @@ def conv_method(name: str) -> Factory:
     if method is None or method.conv is None:
         raise ValueError(f"conv must be one of {', '.join(map(repr, conv_methods()))}, got {name!r}")
     return method.conv
+
+
+def require_method(name: str) -> None:
+    """Raise a ValueError that lists the methods, unless there is one of that name."""
+    if name not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, sorted(_METHODS)))}, got {name!r}")
+
+
+def find_layer(name: str, kind: str) -> Factory:
+    """What makes layers of a kind, a field of `Method`; or a ValueError that lists the methods that have them."""
+    require_method(name)
+    make: Factory | None = getattr(_METHODS[name], kind)
+    if make is None:
+        have = ", ".join(repr(k) for k, method in sorted(_METHODS.items()) if getattr(method, kind) is not None)
+        raise ValueError(f"the method {name!r} has no {_KINDS[kind]}; {have} have one")
+    return make
 
 
 def linear_method(name: str | None, conv: str, argument: str = "linear") -> Factory:

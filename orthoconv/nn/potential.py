@@ -109,7 +109,7 @@ class PotentialConv2d(Potential, ImageLayer):
         batch = self.check_input(x, self.in_channels, adjoint=False)
         with full_precision(batch):
             y = self.step(batch, self.bias)
-        return y if x.ndim == 4 else y[0]
+        return self.like_input(y, x)
 
     def step(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Apply the block to images (b, c, h, w) in their own precision."""

@@ -33,6 +33,7 @@ class PotentialLinear(Potential):
         (..., in_features), to (..., out_features).
     """
 
+    replaces: ClassVar[type[nn.Module]] = nn.Linear
     depends_on_size: ClassVar[bool] = False
 
     def __init__(

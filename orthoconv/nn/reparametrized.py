@@ -57,6 +57,7 @@ class Reparametrized(Layer):
     A subclass takes its own options in `set_up`; they appear in the signature of the class.
     """
 
+    replaces: ClassVar[type[nn.Module]] = nn.Module  # the layer of torch whose place it takes
     depends_on_size: ClassVar[bool] = True
     identity: bool = False  # whether the layer starts as the identity, as near as the method comes
     _factory: dict[str, Any]  # device and dtype of the parameters
@@ -166,6 +167,22 @@ class Reparametrized(Layer):
                     f"{type(self).__name__} needs finite weights: {' '.join(names) or 'a weight'} has norm "
                     f"{norm}, with {bad} non-finite of {source.numel()} entries"
                 )
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Load as torch does; add what to do, if the state dict is that of a plain layer and does not fit."""
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        _, _, missing, _, errors = args
+        names = {key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)}
+        mismatched = any(f"{prefix}weight:" in error for error in errors)
+        lacking = sorted(key.removeprefix(prefix) for key in missing if key.startswith(prefix))
+        if {"weight"} <= names <= {"weight", "bias"} and (mismatched or set(lacking) - {"bias"}):
+            kind, plain = type(self).__name__, self.replaces.__name__
+            maker = "from_linear" if self.replaces is nn.Linear else "from_conv"
+            errors.append(
+                f"{prefix}weight looks like that of an nn.{plain}, which is not what a {kind} is computed from"
+                f"{'; that has ' * bool(lacking)}{', '.join(lacking)}. Load it into an nn.{plain}, and make the layer "
+                f"from that: orthoconv.orthogonal(layer, keep_weights=True), or {kind}.{maker}"
+            )
 
     def train(self, mode: bool = True) -> "Reparametrized":
         if mode:

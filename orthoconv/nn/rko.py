@@ -21,6 +21,8 @@ from orthoconv.nn.kernel import WeightConv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.methods import register_method
 
+_DAMPING = 1e-2  # of preimages: an eigenvalue -1, which a square matrix may have, has none
+
 
 class RKOConv2d(WeightConv2d):
     """Convolution by an orthogonal (o, i kh kw) matrix, reshaped and divided by sqrt(kh kw): never expansive.
@@ -63,6 +65,12 @@ class RKOConv2d(WeightConv2d):
         W = cayley_preimage(polar(W)) if self.orthogonalizer == "cayley" else polar(W)
         self.weight.copy_(W.reshape(self.weight.shape))
 
+    @torch.no_grad()
+    def start_from(self, kernel: Tensor) -> None:
+        W = kernel.flatten(1).unflatten(0, (self.groups, -1))  # (g, o, i kh kw)
+        W = cayley_preimage(polar(W), _DAMPING) if self.orthogonalizer == "cayley" else W
+        self.weight.copy_(W.reshape(self.weight.shape))
+
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         weight = sources[0]
         W = weight.flatten(1).unflatten(0, (self.groups, -1))  # (g, o, i kh kw)
@@ -86,5 +94,10 @@ class RKOConvTranspose2d(TransposedConv2d, RKOConv2d):
     """
 
 
-register_method("rko", conv=RKOConv2d, linear="bjorck")
-register_method("crko", conv=partial(RKOConv2d, orthogonalizer="cayley"), linear="cayley")
+register_method("rko", conv=RKOConv2d, linear="bjorck", transposed=RKOConvTranspose2d)
+register_method(
+    "crko",
+    conv=partial(RKOConv2d, orthogonalizer="cayley"),
+    linear="cayley",
+    transposed=partial(RKOConvTranspose2d, orthogonalizer="cayley"),
+)

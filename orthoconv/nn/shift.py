@@ -207,4 +207,4 @@ class _Add(nn.Module):
         return x + self.image
 
 
-register_method("shift", conv=ShiftConv2d, linear="cayley")
+register_method("shift", conv=ShiftConv2d, linear="cayley", transposed=ShiftConvTranspose2d)

@@ -220,6 +220,6 @@ def _scale_of_any_size(K: Tensor) -> Tensor:
     return torch.where(zero, 1.0, norm.clamp_min(1))
 
 
-register_method("soc", conv=SOCConv2d, linear="cayley")
+register_method("soc", conv=SOCConv2d, linear="cayley", transposed=SOCConvTranspose2d)
 register_method("soc_taylor", conv=TaylorSOCConv2d, linear="cayley")
 register_method("exp", linear=ExpLinear)

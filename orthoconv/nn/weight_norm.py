@@ -15,6 +15,8 @@ from orthoconv.nn.reparametrized import Reparametrized
 
 Signs = Literal["random"] | Sequence[int] | Tensor | None
 
+_LEAST_NORM = 1e-3  # of a kernel, for each channel
+
 
 class WeightNormed(Reparametrized):
     """Layer whose operator comes from g V / |V|, where V is its `weight`, and perhaps from fixed `signs`; abstract."""
@@ -35,6 +37,17 @@ class WeightNormed(Reparametrized):
             identity_(self.weight, getattr(self, "groups", 1), turns=False)
         nn.init.constant_(self.g, torch.linalg.vector_norm(self.weight.detach()))
         self.reset_bias()
+
+    @torch.no_grad()
+    def set_kernel(self, kernel: Tensor, signs: Tensor) -> None:
+        """Let g V / |V| be `kernel`, and give the layer these signs."""
+        self.weight.copy_(kernel)
+        norm = torch.linalg.vector_norm(kernel)
+        if norm < _LEAST_NORM * math.sqrt(min(kernel.shape[:2])):  # a symmetric kernel has the same transform
+            identity_(self.weight, getattr(self, "groups", 1), turns=False)
+            norm = torch.linalg.vector_norm(self.weight.add_(kernel))
+        self.g.copy_(norm)
+        self.signs = signs.to(self.weight)
 
     @property
     def kernel(self) -> Tensor:
