@@ -74,8 +74,10 @@ def reflect(x: Tensor, V: Tensor, L: Tensor, features: int) -> Tensor:
     def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Tensors:
         (x, V), (z,) = inputs, kept
         u = torch.cholesky_solve((grad @ V[:features]).mT, L).mT
-        p, q = (torch.addmm(resized(y, len(V)), w, V.mT, alpha=-1) for y, w in ((x, z), (grad, u)))
-        gV = torch.addmm(p.mT @ u, q.mT, z).mul_(-2)
+        residuals = torch.cat((resized(x, len(V)), resized(grad, len(V))))
+        residuals.addmm_(torch.cat((z, u)), V.mT, alpha=-1)
+        gV = (residuals.mT @ torch.cat((u, z))).mul_(-2)
+        q = residuals[len(x) :]
         q[:, :features].mul_(2).sub_(grad)  # the gradient of x is grad - 2 V u, or 2 q - grad
         q[:, features:].mul_(2)
         return q[:, : x.shape[1]], gV

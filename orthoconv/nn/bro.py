@@ -17,8 +17,7 @@ from orthoconv.elimination import inverse
 from orthoconv.linalg import gram_factor, orthonormal, reflect, resized, without_noise
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
-from orthoconv.nn.identity import identity_
-from orthoconv.nn.kernel import circular_conv2d
+from orthoconv.nn.kernel import add_channels, circular_conv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
@@ -104,13 +103,7 @@ class BROConv2d(UnscaledConv2d):
         else:
             z = circular_conv2d(x, first, None, self.dilation, self.groups, adjoint=True)
         z = convolve(plane((x.shape[-2], x.shape[-1]), x.dtype, x.device), z, M)
-        last = -2 * last
-        if i <= self.rank and self.groups == 1:  # the identity is one more tap of few channels: cheaper than a sum
-            eye = identity_(last.new_empty(o, i, *last.shape[2:]))
-            return circular_conv2d(torch.cat((z, x), 1), torch.cat((last, eye), 1), bias, self.dilation)
-        y = circular_conv2d(z, last, bias, self.dilation, self.groups)
-        kept = resized(x.unflatten(1, (self.groups, -1)).movedim(2, -1), o)
-        return y + kept.movedim(-1, 2).flatten(1, 2)
+        return add_channels(circular_conv2d(z, -2 * last, bias, self.dilation, self.groups), x, self.groups)
 
     def inner_units(self, size: Pair) -> float:
         X = self.cached_operator(size)

@@ -18,9 +18,8 @@ from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.downsample import space_to_depth
 from orthoconv.nn.geometry import Geometry
-from orthoconv.nn.identity import identity_
 from orthoconv.nn.image_layer import ImageLayer
-from orthoconv.nn.kernel import circular_conv2d, kernel_units
+from orthoconv.nn.kernel import add_channels, circular_conv2d, kernel_units
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.plain import PlainConv2d, PlainKernel, owned
 from orthoconv.nn.reparametrized import Reparametrized
@@ -119,18 +118,15 @@ class PotentialConv2d(Potential, ImageLayer):
         U = self.cached_operator(self.geometry.divide(x.shape[-2:], adjoint=False)).to(x.dtype)
         h = F.relu(self.geometry.apply_blocks(x, U[:, :i, 0, 0], bias, adjoint=False), inplace=True)
         needed = x[:, : -(-o // math.prod(self.stride))] if g == 1 else x
-        skip = fit_channels(space_to_depth(needed, self.stride), o, g)
-        return skip + circular_conv2d(h, -U[:, :o], groups=g, adjoint=True)
+        y = circular_conv2d(h, -U[:, :o], groups=g, adjoint=True)
+        return add_channels(y, space_to_depth(needed, self.stride), g)
 
     def _step(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Apply the block to images of the torus."""
         d, g, o, i = self.dilation, self.groups, self.kernel_shape[0] // self.groups, self.kernel_shape[1]
         U = self.cached_operator((x.shape[-2], x.shape[-1])).to(x.dtype)
         h = F.relu(circular_conv2d(x, U[:, :i], bias, d, g), inplace=True)
-        if g == 1 and 4 * i <= o and d == (1, 1):  # the identity as a tap of few channels beats a sum
-            kernels = torch.cat((-U[:, :o], identity_(U.new_empty(i, o, *U.shape[2:]), turns=False)))
-            return circular_conv2d(torch.cat((h, x), 1), kernels, None, d, adjoint=True)
-        return fit_channels(x, o, g) + circular_conv2d(h, -U[:, :o], None, d, g, adjoint=True)
+        return add_channels(circular_conv2d(h, -U[:, :o], None, d, g, adjoint=True), x, g)
 
     def in_double(self) -> nn.Module:
         return _InDouble(self)
