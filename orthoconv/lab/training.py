@@ -46,7 +46,7 @@ def train_run(
         device: Device that computes.
     """
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
-        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume true, or pass another --out")
+        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
     if resume and run.config_path.exists():
         _require_same(run, training)
     world = start(device)

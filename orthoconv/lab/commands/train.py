@@ -37,6 +37,8 @@ def train(
 ) -> None:
     """Train a network and certify it after each epoch.
 
+    Example: orthoconv train --data digits --out runs/digits
+
     Args:
         out: Folder of the run.
         data: Data set: digits, digits32, cifar10, fashion_mnist, stl10 or folder.
