@@ -1,19 +1,24 @@
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from orthoconv import certify, models
 from orthoconv.data import load
 from orthoconv.lab import cli, training
-from orthoconv.lab.cli import main
+from orthoconv.lab.cli import COMMANDS, main
 from orthoconv.lab.commands import verify
+from orthoconv.lab.commands.search import search
+from orthoconv.lab.parsing import flags_of
 from orthoconv.lab.runs import Run
+from orthoconv.lab.search import load_trials
 from orthoconv.models.trained import build_arguments
 from orthoconv.nn import methods
 
@@ -196,6 +201,76 @@ def test_bad_arguments(args: list[str], message: str, call) -> None:
     assert "Traceback" not in result.stderr
 
 
+def every_command(tree: dict[str, Any] = COMMANDS) -> Iterator[list[str]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from ([name, *inner] for inner in every_command(value))
+        elif name != "_help":
+            yield [name]
+
+
+@pytest.mark.parametrize("command", list(every_command()), ids=" ".join)
+def test_the_help_of_each_command_ends_with_an_example(command: list[str], call) -> None:
+    """Its options and positional arguments are accepted, as far as that can be told without running it."""
+    text = call(*command, "--help").stdout
+    (example,) = re.findall(r"^Example: orthoconv (.*(?:\n.+)*)\Z", text.strip(), flags=re.M)
+    args = shlex.split(example.replace("\n", " "))
+    assert args[: len(command)] == command
+    printed = call(*args, "--print_config")
+    assert printed.returncode == 0, printed.stderr
+
+
+@pytest.mark.parametrize("args", [["--eps", "36/255"], ["--eps=36 / 255"], ["--eps", "0.1411764705882353"]])
+def test_a_radius_may_be_a_fraction(args: list[str], call, tmp_path) -> None:
+    others = ["--certified_eps", "[36/255, 1/2]"]
+    config = yaml.safe_load(call("evaluate", "run", *args, *others, "--print_config").stdout)
+    assert (config["eps"], config["certified_eps"]) == (36 / 255, [36 / 255, 0.5])
+    train = ["train", "--recipe.eps0", "72/255", "--out", "1/2", "--print_config"]
+    config = yaml.safe_load(call(*train).stdout)
+    assert (config["recipe"]["eps0"], config["out"]) == (72 / 255, "1/2")
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: {eps0: 72/255}\nout: 1/2\n")
+    config = yaml.safe_load(call("train", "--config", str(path), "--print_config").stdout)
+    assert (config["recipe"]["eps0"], config["out"]) == (72 / 255, "1/2")
+
+
+@pytest.mark.parametrize("value", ["36/0", "36/", "1/2/3", "a/255"])
+def test_what_is_no_fraction_is_refused(value: str, call) -> None:
+    result = call("evaluate", "run", "--eps", value)
+    assert result.returncode == 2
+    assert f"{value}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_experiments_and_trials_have_fractions(tmp_path) -> None:
+    path = tmp_path / "trials.yaml"
+    path.write_text("base: {data: digits, recipe: {eps0: 36/255}}\ntrials: {a: , b: {recipe: {eps0: 0.5}}}\n")
+    assert [trial.training.recipe.eps0 for trial in load_trials(path)] == [36 / 255, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--resume"], True),
+        (["--resume", "--out", "x"], True),
+        (["--resume", "true"], True),
+        (["--resume", "false"], False),
+        (["--resume=false"], False),
+        ([], False),
+    ],
+)
+def test_a_flag_needs_no_value(args: list[str], expected: bool, call) -> None:
+    printed = call("train", *args, "--print_config")
+    assert yaml.safe_load(printed.stdout)["resume"] is expected, printed.stderr
+
+
+def test_flags_of_recipes_and_of_commands_in_groups(call) -> None:
+    config = yaml.safe_load(call("train", "--recipe.augment", "--compile", "--print_config").stdout)
+    assert (config["recipe"]["augment"], config["compile"]) == (True, True)
+    assert yaml.safe_load(call("bench", "layers", "--keep_memory", "--print_config").stdout)["keep_memory"] is True
+    assert flags_of(search) == {"run"}
+
+
 def test_configuration_files(tmp_path, call) -> None:
     """YAML, any field overridden, unknown keys refused, the result printed."""
     config = tmp_path / "run.yaml"
@@ -216,7 +291,7 @@ def test_an_evaluation_with_a_false_bound_is_caught(demo) -> None:
     """The negative control: certificates that promise too much are broken, and the evidence is kept."""
     code = f"""
 import orthoconv.lab.evaluation as evaluation
-from orthoconv.lab.cli import main
+from orthoconv.lab.cli import COMMANDS, main
 honest = evaluation.certify
 evaluation.certify = lambda model, batches, eps: honest(model, batches, eps, lipschitz=1e-3)
 main(["evaluate", {str(demo[0] / "cayley")!r}, "--attack_examples", "100", "--apgd_iterations", "5", "--eps", "0.6"])

@@ -207,6 +207,14 @@ def test_augmentation_moves_and_flips_each_image() -> None:
     assert not torch.equal(augment(images, generator(1)), found)
 
 
+def test_augmentation_without_mirror_images() -> None:
+    """Rows that rise from left to right still do; with mirror images, about half of them fall."""
+    images = torch.arange(16.0).expand(60, 1, 16, 16)
+    slopes = [augment(images, generator(0), 1, flip=flip).diff(dim=-1)[:, 0, 8, 8] for flip in (True, False)]
+    assert 15 < int((slopes[0] < 0).sum()) < 45
+    assert (slopes[1] == 1).all()
+
+
 def test_augmentation_needs_images_larger_than_its_moves() -> None:
     assert augment(torch.rand(2, 1, 5, 5), generator(0)).shape == (2, 1, 5, 5)
     with pytest.raises(ValueError, match="augment moves images by up to 4 pixels, which must be larger, got 5 x 4"):

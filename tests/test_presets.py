@@ -3,16 +3,18 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from orthoconv.data import DATASETS
 from orthoconv.lab import preset
 from orthoconv.lab.cli import main
 from orthoconv.lab.commands import train
 from orthoconv.lab.configs import Training
 from orthoconv.lab.paper.records import read_records
-from orthoconv.lab.preset import expand_preset, preset_names, preset_opening
+from orthoconv.lab.preset import expand_preset, preset_for, preset_names, preset_opening
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDER = Path(preset.__file__).parent / "presets"
@@ -61,3 +63,78 @@ def test_a_preset_that_is_not_there() -> None:
     with pytest.raises(SystemExit, match=r"preset must be one of cifar10-best, cifar10-fast, .* got 'imagenet'"):
         main(["train", "--preset", "imagenet"])
     assert expand_preset(["evaluate", "--preset", "x"]) == ["evaluate", "--preset", "x"]
+
+
+# The defaults of a data set
+
+
+def configured(capsys, *args: str) -> dict[str, Any]:
+    """What `orthoconv train` would do."""
+    with pytest.raises(SystemExit):
+        main(["train", *args, "--print_config"])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("data", DATASETS)
+def test_the_defaults_of_a_data_set_are_those_of_its_preset(data: str, capsys) -> None:
+    config = configured(capsys, "--data", data)
+    fields = yaml.safe_load((FOLDER / f"{preset_for(data)}.yaml").read_text())
+    for part in ("model", "recipe"):
+        assert fields[part].items() <= config[part].items()
+    assert (config["data"], config["preset"]) == (data, preset_for(data))
+    assert Training.of(config).hash == Training.of({**fields, "data": data}).hash
+
+
+def test_without_a_data_set_it_is_digits(capsys) -> None:
+    assert configured(capsys) == configured(capsys, "--data", "digits") == configured(capsys, "--preset", "digits")
+
+
+def test_the_recipe_of_the_paper_is_a_preset(capsys) -> None:
+    config = configured(capsys, "--preset", "paper", "--data", "cifar10")
+    assert Training.of(config).hash == Training.of({"data": "cifar10"}).hash
+    assert Training.of(configured(capsys, "--data", "cifar10")).hash != Training.of(config).hash, "the control"
+
+
+def test_a_network_of_another_kind_comes_without_that_of_the_preset(capsys, tmp_path) -> None:
+    named = configured(capsys, "--data", "cifar10", "--model.name", "resnet9")
+    assert named["model"] == configured(capsys, "--preset", "paper", "--model.name", "resnet9")["model"]
+    assert named["recipe"]["loss"] == "offset_cross_entropy"
+    path = tmp_path / "run.yaml"
+    path.write_text("data: cifar10\nmodel: {layers: [conv 8 s2, maxmin, flatten, head]}\nrecipe: {lr: 0.5}\n")
+    config = configured(capsys, "--config", str(path))
+    model = Training.of(config).model
+    assert (model.name, model.strided_kernel_size) == ("custom", None)
+    assert (config["recipe"]["lr"], config["recipe"]["schedule"]) == (0.5, "linear")
+    path.write_text("data: cifar10\npreset: paper\n")
+    assert configured(capsys, "--config", str(path))["recipe"]["schedule"] == "triangular"
+
+
+def test_a_configuration_that_was_printed_is_complete(capsys, tmp_path) -> None:
+    path, options = tmp_path / "run.yaml", ["--data", "cifar10", "--recipe.epochs", "3", "--model.conv", "bcop"]
+    config = configured(capsys, *options)
+    path.write_text(yaml.safe_dump(config))
+    assert configured(capsys, "--config", str(path)) == config
+
+
+def test_a_resumed_run_needs_no_other_options(tmp_path) -> None:
+    """What it was trained from is in its folder; it is not the preset of its data set."""
+    out = ["train", "--out", str(tmp_path)]
+    options = ["--preset", "paper", "--model.width", "0.125", "--recipe.augment", "false", "--recipe.batch_size", "64"]
+    main([*out, *options, "--examples", "128", "--recipe.epochs", "1"])
+    before = (tmp_path / "config.json").read_text()
+    assert "hinge" in before
+    main([*out, "--resume", "true"])
+    assert json.loads((tmp_path / "config.json").read_text())["recipe"] == json.loads(before)["recipe"]
+    with pytest.raises(SystemExit, match=r"is a run with model .*, not .*'width': 0.5"):
+        main([*out, "--resume", "true", "--preset", "digits"])
+
+
+@pytest.mark.slow
+def test_all_defaults_learn_the_digits(tmp_path, monkeypatch, capsys) -> None:
+    """`orthoconv train`, and no word more: it cropped and flipped digits, and ended at 21.6 %."""
+    monkeypatch.chdir(tmp_path)
+    main(["train"])
+    last = json.loads(Path("runs/train/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_accuracy"] >= 0.95
+    assert last["certified"]["36/255"] >= 0.85
+    assert last["lipschitz_bound"] == pytest.approx(1, abs=1e-4)

@@ -31,7 +31,7 @@ def test_the_loss_of_a_process_is_said(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=ends), together(World(1, 2), checkpoint):
         raise RuntimeError(closed)
     checkpoint.write_bytes(b"")
-    resumes = r"With --resume true, continue from .*checkpoint"
+    resumes = r"With --resume, continue from .*checkpoint"
     with pytest.raises(TrainingError, match=resumes), together(World(1, 2), checkpoint):
         raise RuntimeError(closed)
     for world, message in ((World(0, 1), closed), (World(0, 2), "a mat of the wrong shape")):

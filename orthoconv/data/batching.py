@@ -29,13 +29,14 @@ def batches(split: Split, size: int) -> Iterator[Split]:
         yield Split(images, labels)
 
 
-def augment(images: Tensor, source: torch.Generator, pad: int = 4) -> Tensor:
-    """Crop each image at random after padding it by reflection, and flip half of them.
+def augment(images: Tensor, source: torch.Generator, pad: int = 4, flip: bool = True) -> Tensor:
+    """Crop each image at random after padding it by reflection, and mirror half of them, if `flip`.
 
     Arguments:
         images: Shape (b, c, h, w), on any device; they are moved there.
         source: Source of the random numbers, on the CPU: they are the same on every device.
         pad: Largest shift, in pixels.
+        flip: Whether to mirror half of them; not for digits or letters, whose mirror image is another thing.
 
     >>> augment(torch.rand(2, 3, 8, 8), torch.Generator()).shape
     torch.Size([2, 3, 8, 8])
@@ -44,10 +45,12 @@ def augment(images: Tensor, source: torch.Generator, pad: int = 4) -> Tensor:
     if min(h, w) <= pad:
         raise ValueError(f"augment moves images by up to {pad} pixels, which must be larger, got {h} x {w}")
     shift = torch.randint(-pad, pad + 1, (2, b, 1), generator=source).to(images.device)
-    flip = torch.randint(2, (b, 1), generator=source).to(images.device)
     rows = _reflect(torch.arange(h, device=images.device) + shift[0], h)  # (b, h)
     columns = torch.arange(w, device=images.device) + shift[1]
-    columns = _reflect(torch.where(flip == 1, columns.flip(1), columns), w)  # (b, w)
+    if flip:
+        mirrored = torch.randint(2, (b, 1), generator=source).to(images.device)
+        columns = torch.where(mirrored == 1, columns.flip(1), columns)
+    columns = _reflect(columns, w)  # (b, w)
     pixels = (rows[:, :, None] * w + columns[:, None, :]).view(b, 1, h * w).expand(b, c, h * w)
     return images.flatten(2).gather(2, pixels).view(b, c, h, w)
 

@@ -27,7 +27,7 @@ from orthoconv.lab.commands.verify import VerificationError, verify
 from orthoconv.lab.commands.wasserstein import wasserstein
 from orthoconv.lab.configs import list_methods_in_help
 from orthoconv.lab.evaluation import BrokenCertificateError
-from orthoconv.lab.parsing import restrict_parsing
+from orthoconv.lab.parsing import CommandParser, flags_of, read_arguments, restrict_parsing
 from orthoconv.lab.preset import expand_preset
 from orthoconv.train import CheckpointError, TrainingError
 
@@ -74,15 +74,25 @@ def main(args: list[str] | None = None) -> None:
         restrict_parsing()
         auto_cli(
             COMMANDS,
-            args=expand_preset(sys.argv[1:] if args is None else args),
+            args=expand_preset(read_arguments(args, _flags(args))),
             prog="orthoconv",
             version=__version__,
             allow_abbrev=False,
+            parser_class=CommandParser,
+            epilog="Each command has a --help of its own, with an example. A first one: orthoconv demo",
         )
     except EXPECTED as error:
         sys.exit(f"orthoconv: {error}")
     except KeyboardInterrupt:
         sys.exit("orthoconv: stopped")
+
+
+def _flags(args: list[str]) -> set[str]:
+    """Return the names of the options of the command in `args` that need no value."""
+    command: Any = COMMANDS
+    for name in args[:2]:
+        command = command.get(name) if isinstance(command, dict) else command
+    return flags_of(command) if callable(command) else set()
 
 
 @cache

@@ -26,6 +26,7 @@ from orthoconv.lab.configs import Training
 from orthoconv.lab.locks import locked
 from orthoconv.lab.paper.experiment import merge
 from orthoconv.lab.paper.records import Record, append_record, read_records
+from orthoconv.lab.parsing import tree_of
 from orthoconv.lab.runs import Run
 from orthoconv.lab.training import held_out_images, train_run
 from orthoconv.nn import IsometryAverage
@@ -49,7 +50,7 @@ def load_trials(path: Path | None = None) -> list[Trial]:
     """
     source = files("orthoconv.lab") / "trials.yaml" if path is None else path
     try:
-        fields = yaml.safe_load(source.read_text())
+        fields = tree_of(yaml.safe_load(source.read_text()))
         trials = [Trial(str(k), Training.of(merge(fields["base"], v or {}))) for k, v in fields["trials"].items()]
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not a list of trials: {error!r}") from error

@@ -46,7 +46,7 @@ def train_run(
         device: Device that computes.
     """
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
-        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume true, or pass another --out")
+        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
     if resume and run.config_path.exists():
         _require_same(run, training)
     world = start(device)
@@ -79,11 +79,19 @@ def held_out_images(split: Split, examples: int) -> Split:
 
 
 def _require_same(run: Run, training: Training) -> None:
-    """Refuse to resume with another data set or network; the checkpoint refuses another recipe."""
+    """Refuse to resume with another data set, network or recipe, before the configuration is written anew."""
     before, now = run.training.config, training.config
     for part in ("data", "model", "examples"):
         if before[part] != now[part]:
             raise CheckpointError(f"{run.folder} is a run with {part} {before[part]}, not {now[part]}")
+    old, new = before["recipe"], now["recipe"]
+    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    if changed and run.checkpoint_path.exists():
+        values = [getattr(one.recipe, changed[0]) for one in (run.training, training)]
+        raise CheckpointError(
+            f"{run.folder} is of a run with {changed[0]}={values[0]!r}, not {values[1]!r}; "
+            "a run is resumed with the recipe it began with"
+        )
 
 
 def _fit(

@@ -50,7 +50,7 @@ def together(world: World, checkpoint: Path) -> Iterator[None]:
         kept = f"continue from {checkpoint}" if checkpoint.exists() else "there is no checkpoint yet; begin again"
         first = str(error).strip().splitlines()[0]
         raise TrainingError(
-            f"process {world.rank} of {world.size} lost another one, and ends: {first}. With --resume true, {kept}"
+            f"process {world.rank} of {world.size} lost another one, and ends: {first}. With --resume, {kept}"
         ) from error
 
 

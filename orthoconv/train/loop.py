@@ -135,7 +135,7 @@ def _batch(data: Split, indices: Tensor, recipe: Recipe, epoch: int, step: int, 
     indices = indices.to(data.images.device)
     x, labels = data.images[indices], data.labels[indices]
     if recipe.augment:
-        x = augment(x, generator(recipe.seed, epoch, step), recipe.shift)
+        x = augment(x, generator(recipe.seed, epoch, step), recipe.shift, recipe.flip)
     return x[world.rank :: world.size], labels[world.rank :: world.size]
 
 

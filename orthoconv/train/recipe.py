@@ -10,7 +10,7 @@ from typing import Any, Literal
 from orthoconv.train.objectives import OBJECTIVES, Constants, LossName
 from orthoconv.train.schedule import SCHEDULES
 
-YOUNGER = {"schedule": "triangular", "shift": 4, "precision": "float32", "compile": False}
+YOUNGER = {"schedule": "triangular", "shift": 4, "precision": "float32", "compile": False, "flip": True}
 """Fields that older records and checkpoints lack, and the value that they then had."""
 
 _FIRST_SHARE = 0.1  # of eps0, at the beginning of a run whose eps grows
@@ -32,7 +32,7 @@ class Recipe:
             paper.
         lipschitz: Lipschitz bound in the margin. By default that of the network, if `orthoconv train` builds it, and
             otherwise 1.
-        augment: Whether to crop and flip.
+        augment: Whether to move images by up to `shift` pixels and, if `flip`, to mirror half of them.
         project_every: Steps between the projections of layers that have a method `project`; also after each epoch.
         checkpoint_every: Steps between checkpoints; 0 for one after each epoch, and after three minutes without one.
         seed: Seed of the weights, the order of the images and the augmentation.
@@ -47,6 +47,7 @@ class Recipe:
         precision: "float32"; or "bf16", in which plain layers and activations compute, while the operators and
             products of layers of this library stay in float32. Weights are float32 in either case.
         compile: Whether torch.compile translates the network, which takes minutes and changes the rounding.
+        flip: Whether the augmentation mirrors images.
     """
 
     epochs: int = 10
@@ -70,6 +71,7 @@ class Recipe:
     shift: int = 4
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
+    flip: bool = True
 
     def __post_init__(self) -> None:
         counts = {"epochs": 1, "batch_size": 1, "project_every": 1, "checkpoint_every": 0, "shift": 0}
@@ -94,7 +96,7 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
-        for name in ("augment", "compile"):
+        for name in ("augment", "compile", "flip"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:

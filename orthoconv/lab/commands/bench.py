@@ -26,6 +26,8 @@ def networks(
 ) -> None:
     """Time networks with each method's layers: the paper's two runtime tables.
 
+    Example: orthoconv bench networks --names [kwlarge] --widths [1] --rounds 3
+
     Args:
         names: kwlarge, resnet9, wide_resnet10_10.
         widths: Factors of the channels of kwlarge; the others are timed as they are.
@@ -60,6 +62,8 @@ def layers(
     device: str = "auto",
 ) -> None:
     """Time one layer of each method against image size, channels, kernel size, and the ratio of channels.
+
+    Example: orthoconv bench layers --panels [a] --methods [cayley,plain]
 
     Args:
         panels: Of the paper's runtime figure, a to f.

@@ -11,6 +11,8 @@ from orthoconv.lab.progress import download_bar
 def data(data: str, data_dir: Path | None = None) -> None:
     """Load a data set, download it if necessary, and print its sizes and statistics.
 
+    Example: orthoconv data digits
+
     Args:
         data: Data set: digits, digits32, cifar10, fashion_mnist, stl10 or folder.
         data_dir: Folder of the data set; by default its usual place.

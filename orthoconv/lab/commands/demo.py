@@ -35,6 +35,8 @@ def demo(
 ) -> None:
     """Train, certify and attack a Cayley network and the same network of plain layers on handwritten digits.
 
+    Example: orthoconv demo --out runs/demo
+
     Args:
         out: Folder for the two runs, the report and a picture of one layer.
         epochs: Passes over the 1,297 training images.

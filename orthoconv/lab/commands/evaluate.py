@@ -25,6 +25,8 @@ def evaluate(
 ) -> None:
     """Certify the whole test set of a run; attack a part of it by PGD and by AutoAttack's APGD with both losses.
 
+    Example: orthoconv evaluate runs/digits --eps 36/255 --attack_examples 200
+
     Args:
         run: Folder of the run.
         data_dir: Folder of the data set; by default the one of the run.

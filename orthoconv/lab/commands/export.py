@@ -22,6 +22,8 @@ def export(
 ) -> None:
     """Write the network of a run as a file of real arithmetic: images in, logits out, any number of images.
 
+    Example: orthoconv export runs/digits --out digits.onnx
+
     Args:
         run: Folder of the run.
         out: File to write; by default model.onnx or model.pt2 in the folder.

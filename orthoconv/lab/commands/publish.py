@@ -16,6 +16,8 @@ from orthoconv.weights import read, save_weights
 def publish(run: Path, name: str, out: Path = Path("runs/published")) -> None:
     """Write the weights of an evaluated run and a card that describes it: NAME.safetensors and NAME.md.
 
+    Example: orthoconv publish runs/digits my_digits --out runs/published
+
     Args:
         run: Folder of the run.
         name: Name for users to load it by.

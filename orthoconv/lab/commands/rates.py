@@ -33,6 +33,8 @@ def rates(
     The paper chose by accuracy on the test set. Here the last 5,000 training images (a tenth, if there are fewer) are
     held out, and the test set is not used.
 
+    Example: orthoconv rates kwlarge_provable --only [Cayley] --epochs 2
+
     Args:
         name: Experiment of networks to train.
         grid: Learning rates.

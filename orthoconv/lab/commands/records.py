@@ -27,6 +27,8 @@ def run(
     It may be killed at any moment. Started again, it continues from the last checkpoint, at most three minutes old.
     `make records` sets OMP_WAIT_POLICY=passive in the environment, so that waiting threads leave the cores to others.
 
+    Example: orthoconv records run --most 1
+
     Args:
         queue: File with the order of the runs; by default that of the package.
         results: Folder to which records and tables are written.
@@ -62,6 +64,8 @@ def left(
 ) -> None:
     """Say which runs are missing in the tables, and how long they will take.
 
+    Example: orthoconv records left
+
     Args:
         queue: File with the order of the runs; by default that of the package.
         results: Folder of the records.
@@ -77,6 +81,8 @@ def left(
 def pause(runs: Path = Path("runs")) -> None:
     """Stop the queue for the time of a benchmark; it keeps its memory and loses nothing.
 
+    Example: orthoconv records pause
+
     Args:
         runs: Folder of the runs.
     """
@@ -85,6 +91,8 @@ def pause(runs: Path = Path("runs")) -> None:
 
 def resume(runs: Path = Path("runs")) -> None:
     """Let a paused queue continue.
+
+    Example: orthoconv records resume
 
     Args:
         runs: Folder of the runs.

@@ -11,6 +11,8 @@ from orthoconv.lab.reports import write_report
 def report(run: Path, compare: list[Path] | None = None, device: str = "auto") -> None:
     """Write report.html into the folder of a run: curves, certificates, attacks, singular values, a gallery.
 
+    Example: orthoconv report runs/digits
+
     Args:
         run: Folder of the run, evaluated.
         compare: Folders of other runs to put beside it, evaluated.

@@ -27,6 +27,8 @@ def reproduce(
 ) -> None:
     """Run the missing parts of a table or figure of the paper, and show our figures beside the paper's.
 
+    Example: orthoconv reproduce kwlarge_provable --budget smoke
+
     Args:
         name: Name of an experiment, or all.
         budget: smoke (every column as a one-minute test on enlarged digits, whose figures mean nothing), brief (of

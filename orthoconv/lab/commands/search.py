@@ -26,6 +26,8 @@ def search(
 
     The test images are not used. A trial that was stopped continues from its checkpoint.
 
+    Example: orthoconv search --run false
+
     Args:
         trials: File of trials; by default that of the package.
         only: Names of the trials to run; by default all.

@@ -37,6 +37,8 @@ def train(
 ) -> None:
     """Train a network and certify it after each epoch.
 
+    Example: orthoconv train --data digits --out runs/digits
+
     Args:
         out: Folder of the run.
         data: Data set: digits, digits32, cifar10, fashion_mnist, stl10 or folder.
@@ -46,7 +48,8 @@ def train(
         resume: Continue from the last checkpoint of the folder, if there is one.
         threads: Threads of the CPU to use; by default all.
         examples: Training images to use, the first ones; 0 for all.
-        preset: Recipe of the package: cifar10-fast, cifar10-best, digits or fashion. Other options override its fields.
+        preset: What the options begin with: cifar10-fast, cifar10-best, digits, fashion, own, or paper for the paper's
+            recipe. By default that of the data set, and own for images of one's own. Other options override its fields.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
         precision: float32 or bf16, in place of the recipe's.
         compile: Whether torch.compile translates the network, in place of the recipe's.

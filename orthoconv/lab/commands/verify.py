@@ -36,6 +36,8 @@ def verify(
 ) -> None:
     """Check each layer of a network and the whole, then attack its certificates. Exits with status 1 if one fails.
 
+    Example: orthoconv verify runs/digits --attack 100
+
     Args:
         model: Folder of a run, or the name of a network that comes with the package.
         data_dir: Folder of the data set; by default the one of the run, or its usual place.

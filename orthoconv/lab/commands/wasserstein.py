@@ -26,6 +26,8 @@ def wasserstein(
 ) -> None:
     """Estimate a Wasserstein distance from below by a 1-Lipschitz critic: images to a generator's, or to shifted ones.
 
+    Example: orthoconv wasserstein --data digits32 --other shift --steps 200
+
     Args:
         data: Data set: digits32, cifar10, stl10, fashion_mnist or folder.
         other: generator (a small WGAN-GP trained here), or shift, whose distance is known.

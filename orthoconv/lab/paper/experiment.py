@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from orthoconv.lab.configs import digest
 from orthoconv.lab.paper.runners import RUNNERS
+from orthoconv.lab.parsing import tree_of
 from orthoconv.nn import conv_methods
 
 BUDGETS = ("smoke", "brief", "short", "paper")  # in the order of their cost; an experiment may lack brief
@@ -131,7 +132,7 @@ def load_experiment(name: str) -> Experiment:
     if not path.is_file():
         raise ValueError(f"the experiments are {', '.join(names())}; got {name!r}")
     try:
-        return Experiment(name, yaml.safe_load(path.read_text()))
+        return Experiment(name, tree_of(yaml.safe_load(path.read_text())))
     except (yaml.YAMLError, AttributeError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not an experiment: {error}") from error
 
