@@ -9,11 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx, nn
 
+import orthoconv.certificates.resampling  # noqa: F401
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
 from orthoconv.certificates.batches import require_apart
 from orthoconv.certificates.graphs import follow
+from orthoconv.certificates.own_forward import graph_of, is_own, require_same
 from orthoconv.certificates.rules import rule_of
 from orthoconv.certificates.trust import require_no_global_hooks
+from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_reach_of_double
 from orthoconv.linalg import frobenius_norm
 from orthoconv.modules import zeros_for
@@ -28,6 +31,9 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
     operator in the precision of its parameters, found in float64 and rounded up; so "1" may become 1.0000003. The bound
     holds for exact arithmetic with these operators; `certify` adds what rounding does to a forward pass.
 
+    A module with a `forward` of its own is followed through it, if nothing in it depends on values of tensors by `if`.
+    Wrappers such as DataParallel, AveragedModel and torch.compile are looked through.
+
     Arguments:
         model: Made of layers of this library, and of modules that have a rule; see `register_rule`.
         input_shape: Shape of one input, without the batch.
@@ -37,6 +43,7 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
     0.5
     """
     bound = growth(model, input_shape).lipschitz
+    model = unwrapped(model)
     with torch.no_grad(), frozen(model):
         model(zeros_for(model, input_shape))  # a shape that the model does not take is an error of the model
     return bound
@@ -69,7 +76,7 @@ def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = to
     if dtype not in UNIT:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
     require_no_global_hooks()
-    model = in_reach_of_double(model)
+    model = in_reach_of_double(unwrapped(model))
     with torch.inference_mode(False), torch.no_grad(), frozen(model):
         x = zeros_for(model, input_shape)
         return _grow(model, x, type(model).__name__, UNIT[dtype])
@@ -79,6 +86,9 @@ def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
     def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
         return _grow(inner, y, f"{path}.{name}", unit)
 
+    module = unwrapped(module)
+    if is_own(module):
+        return _own(module, x, path, child)
     rule = rule_of(module, path)
     if isinstance(module, nn.Sequential):
         return _sequential(module, x, child, unit)
@@ -96,6 +106,14 @@ def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
         constants = None if rule.constants is None else rule.constants(module, shape)
         grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants, x.numel() * y.numel())
     return _finite(grown, f"{path} ({type(module).__name__})")
+
+
+def _own(module: nn.Module, x: Tensor, path: str, child: Child[Growth]) -> Growth:
+    """Growth of a module with a forward of its own, by its graph."""
+    graph = graph_of(module, x, path)
+    grown = _finite(follow(graph, x, child), f"{path} ({type(module).__name__})")
+    require_same(module, graph, x, path)
+    return grown
 
 
 def _finite(grown: Growth, what: str) -> Growth:

@@ -16,6 +16,8 @@ from orthoconv.certificates.bounds import growth
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, split_head
+from orthoconv.certificates.own_forward import bounded_form
+from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
 from orthoconv.margins import check_labels, margin
@@ -116,7 +118,7 @@ def certify(
     last layer need not be orthogonal.
 
     Arguments:
-        model: Function of images to logits; used in eval mode, and left in the mode it had.
+        model: Function of images to logits; used in eval mode, and left in the mode it had. See `lipschitz_bound`.
         batches: Pairs of images and labels, on the device of the model or another, where the results will be.
         eps: Norms of perturbations to report on.
         lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images. With
@@ -137,14 +139,15 @@ def certify(
     shape: torch.Size | None = None
     head, features = None, _TINY
     with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
-        near = in_reach_of_double(model)
-        exact = in_double(near) if rounding else None
+        near, exact = in_reach_of_double(unwrapped(model)), None
         for x, y in batches:
             if shape is None:
                 shape = x.shape[1:]
+                form = bounded_form(near, shape) if rounding or lipschitz is None else near
+                exact = in_double(form) if rounding else None
                 grown = growth(near, shape, torch.float64) if rounding or lipschitz is None else None
                 if lipschitz is None and grown is not None:
-                    lipschitz, head = max(grown.lipschitz, _TINY), split_head(near)
+                    lipschitz, head = max(grown.lipschitz, _TINY), split_head(form)
                     body = None if head is None else growth(head.body, shape, torch.float64)
                     features = _TINY if body is None else max(body.lipschitz, _TINY)
             if x.shape[1:] != shape:

@@ -2,26 +2,38 @@
 
 __all__ = ["SHAPE_ONLY", "follow"]
 
+import math
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from orthoconv.certificates.algebra import Growth
+from orthoconv.certificates.algebra import Growth, identity, leaf
 from orthoconv.certificates.batches import rows
+from orthoconv.certificates.functions import as_module
+from orthoconv.certificates.pieces import pieces_of
 from orthoconv.certificates.trust import require_as_defined
+from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.layer import Child
-from orthoconv.nn.residual import ConvexSum, convex_weights
+from orthoconv.nn.residual import ConvexSum, UnitCat, convex_weights, unit_weights
 
 SHAPE_ONLY = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
-              "transpose", "contiguous"}  # fmt: skip
-_RELU = {F.relu, torch.relu, "relu"}
+              "transpose", "contiguous", torch.squeeze, "squeeze", torch.unsqueeze, "unsqueeze", torch.unflatten,
+              "unflatten", torch.movedim, "movedim", torch.swapaxes, "swapaxes", torch.flip, "flip"}  # fmt: skip
+_SELECTIONS = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind", torch.narrow,
+               "narrow", torch.select, "select", torch.tensor_split, "tensor_split"}  # fmt: skip
+_JOINS = {torch.cat, torch.concat, torch.stack}
+_REPEATS = {"expand", "expand_as", "repeat"}
+_SUMS = {torch.add, operator.add, "add", torch.sub, operator.sub, "sub"}
+_PRODUCTS = {torch.mul, operator.mul, "mul"}
+_QUOTIENTS = {torch.div, operator.truediv, "div"}
+_EXTREMES = {torch.maximum, torch.minimum, torch.max, torch.min, "maximum", "minimum", "max", "min"}
+_NEGATIONS = {torch.neg, operator.neg, "neg"}
+_MORE = 1 + 2.0**-50  # a factor that is rounded, even if it is 1
 
 
 def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
@@ -38,11 +50,12 @@ def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
 
 
 class _Follower(fx.Interpreter):
-    """Runs a graph, and keeps the growth of each value that is a tensor."""
+    """Runs a graph, and keeps the growth of each value that is a tensor and depends on the input."""
 
     def __init__(self, module: fx.GraphModule, child: Child[Growth]) -> None:
-        super().__init__(module)
+        super().__init__(module, garbage_collect_values=False)
         self.child, self.growths = child, dict[fx.Node, Growth]()
+        self.parts = dict[fx.Node, Growth]()  # of modules, from their own inputs
         self.result: Growth | None = None
 
     def run_node(self, n: fx.Node) -> Any:
@@ -50,12 +63,13 @@ class _Follower(fx.Interpreter):
         value = super().run_node(n)
         if self._versions(n) != versions:
             raise TypeError(f"a graph is bounded if nothing works in place, got {n.name}")
-        if n.op != "output" and not isinstance(value, Tensor) and not self._is_free_of_data(n):
-            raise TypeError(f"a graph cannot be bounded where numbers are taken out of a tensor, at {n.name}")
         if n.op == "output":
             self.result = self.growths.get(n.args[0])  # type: ignore[arg-type]
-        elif isinstance(value, Tensor):
-            self.growths[n] = self._grow(n, value)
+        elif isinstance(value, Tensor) or _are_tensors(value):
+            if n.op != "get_attr":
+                self.growths[n] = self._grow(n, value)
+        elif not self._is_free_of_data(n):
+            raise TypeError(f"a graph cannot be bounded where numbers are taken out of a tensor, at {n.name}")
         return value
 
     def _versions(self, n: fx.Node) -> list[int]:
@@ -71,52 +85,173 @@ class _Follower(fx.Interpreter):
         arithmetic = (operator.getitem, operator.floordiv, operator.mul, operator.add, operator.sub)
         return n.target in arithmetic and not any(a in self.growths for a in n.all_input_nodes)
 
-    def _grow(self, n: fx.Node, value: Tensor) -> Growth:
+    def _grow(self, n: fx.Node, value: Any) -> Growth:
         if n.op == "placeholder":
             if self.growths:
                 raise TypeError("a graph is bounded if it has one input")
             return self.child(n.name, nn.Identity(), value)
-        inputs = [a for a in n.all_input_nodes if a in self.growths]
-        target: Any = n.target
-        grown = None
-        if n.op == "call_module":
-            grown = self._module(n, inputs)
-        elif self._is_sum(n) and len({self.env[a].shape for a in inputs}) == 1:  # else something is repeated
-            grown = self._sum(n)
-        elif self._moves_entries(n) or _is_relu(n):
-            grown = reduce(Growth.beside, (self.growths[a] for a in _nodes(n.args[0])))
+        grown = self._combine(n, value)
         if grown is None:
-            raise TypeError(f"there is no rule for {n.op} {getattr(target, '__name__', target)}, at {n.name}")
+            target: Any = n.target
+            what = type(self.fetch_attr(target)).__name__ if n.op == "call_module" else ""
+            name = what or getattr(target, "__name__", target)
+            raise TypeError(f"there is no rule for {n.op} {name}, at {n.name} of a graph")
         return grown
+
+    def _combine(self, n: fx.Node, value: Any) -> Growth | None:
+        """Growth of a value, from those of the values that it comes from; None without a rule."""
+        inputs = [a for a in n.all_input_nodes if a in self.growths]
+        if not inputs:
+            return None
+        if n.op == "call_module":
+            return self._module(n, inputs)
+        if n.target in _JOINS and self._moves_entries(n):
+            return self._join(n)
+        if self._moves_entries(n) or self._selects_entries(n):
+            return self.growths[inputs[0]]
+        for targets, rule in _RULES.items():
+            if n.target in targets:
+                grown = rule(self, n, value)
+                if grown is not None:
+                    return grown
+        return self._function(n, inputs)
+
+    def _module(self, n: fx.Node, inputs: list[fx.Node]) -> Growth | None:
+        """Growth of the value of a module, on one input, or of a ConvexSum or UnitCat on some."""
+        layer = self.fetch_attr(str(n.target))
+        if type(layer) in (ConvexSum, UnitCat):
+            require_as_defined(layer, str(n.target))
+            if n.kwargs or any(a not in self.growths for a in n.args):
+                return None
+            growths = [self.growths[a] for a in n.args]  # type: ignore[index]
+            if type(layer) is UnitCat:
+                return reduce(Growth.beside, (w * g for w, g in zip(unit_weights(layer.alpha), growths, strict=True)))
+            s, rest = convex_weights(layer.alpha)  # type: ignore[arg-type]
+            return s * growths[0] + rest * growths[-1]
+        if len(inputs) == 1 and n.args == (inputs[0],) and not n.kwargs:
+            return self._after(n, inputs[0], layer, str(n.target))
+        return None
+
+    def _function(self, n: fx.Node, inputs: list[fx.Node]) -> Growth | None:
+        """Growth of a function of torch that a module computes, too."""
+        if len(inputs) != 1 or not n.args or n.args[0] is not inputs[0]:
+            return None
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        module = as_module(n.target, args, kwargs)
+        return None if module is None else self._after(n, inputs[0], module, n.name)
+
+    def _after(self, n: fx.Node, x: fx.Node, module: nn.Module, name: str) -> Growth:
+        if n not in self.parts:
+            self.parts[n] = self.child(name, module, self.env[x])
+        return self.growths[x] * self.parts[n]
+
+    def _join(self, n: fx.Node) -> Growth | None:
+        """Growth of values side by side; of separate pieces of one value it is that of the worst."""
+        nodes = _nodes(n.args[0])
+        grown = reduce(Growth.beside, (self.growths[a] for a in nodes))
+        found = pieces_of(nodes, self.growths, self.env)
+        if found is None:
+            return grown
+        parent, pieces = found
+        alone = [self._relative(node, roots) for node, roots in zip(nodes, pieces, strict=True)]
+        apart = self.growths[parent] * reduce(Growth.parallel, [a for a in alone if a is not None])
+        return apart if None not in alone and apart.lipschitz < grown.lipschitz else grown
+
+    def _relative(self, node: fx.Node, roots: set[fx.Node]) -> Growth | None:
+        """Growth of a value as a function of the pieces that it comes from."""
+        whole, start = self.growths, identity(self.growths[node].unit)
+        self.growths = dict.fromkeys(roots, start)
+        try:
+            for other in self.module.graph.nodes:
+                inputs = [a for a in other.all_input_nodes if a in self.growths]
+                if other in whole and other not in roots and inputs and other in _before(node):
+                    grown = self._combine(other, self.env[other])
+                    if grown is None:
+                        return None
+                    self.growths[other] = grown
+            return self.growths.get(node)
+        finally:
+            self.growths = whole
 
     def _moves_entries(self, n: fx.Node) -> bool:
         """Whether a node moves entries of tensors, and no more: its other arguments are integers, such as shapes."""
-        if not _is_move(n) or not n.args or set(_nodes(n.args[0])) - self.growths.keys():
+        if not _is_move(n) or n.target in _SELECTIONS or not n.args or set(_nodes(n.args[0])) - self.growths.keys():
+            return False
+        if n.target in _REPEATS:
             return False
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return all(isinstance(a, int | torch.memory_format) for a in tree_leaves((args[1:], kwargs)))
 
-    def _module(self, n: fx.Node, inputs: list[fx.Node]) -> Growth | None:
-        """Growth of the value of a module, on one input, or of a ConvexSum on two."""
-        layer, growths = self.fetch_attr(str(n.target)), [self.growths[a] for a in inputs]
-        if type(layer) is ConvexSum:
-            require_as_defined(layer, str(n.target))
-            if len(n.args) == 2 and len(growths) in (1, 2):
-                s, rest = convex_weights(layer.alpha)
-                return s * growths[0] + rest * growths[-1]
-        if len(growths) == 1 and n.args == (inputs[0],) and not n.kwargs:
-            return growths[0] * self.child(str(n.target), layer, self.env[inputs[0]])
+    def _selects_entries(self, n: fx.Node) -> bool:
+        """Whether a node takes entries out of a tensor, each at most once."""
+        if n.target not in _SELECTIONS or not n.args or n.args[0] not in self.growths or n.kwargs.keys() - {"dim"}:
+            return False
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target is not operator.getitem:
+            return all(isinstance(p, int) for p in tree_leaves((args[1:], kwargs)))
+        places = args[1] if isinstance(args[1], tuple) else (args[1],)  # a list would be one of entries
+        parts = [q for p in places for q in ((p.start, p.stop, p.step) if isinstance(p, slice) else (p,))]
+        return all(p is None or p is ... or type(p) is int for p in parts)
+
+    def _constant(self, a: Any, value: Tensor) -> Tensor | None:
+        """A number, or a tensor of the graph, that is repeated to the shape of `value`."""
+        if isinstance(a, int | float) and not isinstance(a, bool):
+            return torch.full_like(value, a, dtype=torch.float64)
+        if isinstance(a, fx.Node) and a.op == "get_attr" and isinstance(self.env[a], Tensor):
+            return self.env[a].detach().double().expand_as(value)
         return None
 
-    def _is_sum(self, n: fx.Node) -> bool:
-        """Whether two values are added, and nothing else is done, such as a multiplication by alpha."""
-        return n.target in (torch.add, operator.add, "add") and len(n.args) == 2 and not n.kwargs
+    def _term(self, a: Any, value: Tensor, unit: float) -> Growth | None:
+        """Growth of what is added to make `value`: something of its shape, or a constant."""
+        if isinstance(a, fx.Node) and a in self.growths:
+            return self.growths[a] if self.env[a].shape == value.shape else None  # else something is repeated
+        constant = self._constant(a, value)
+        return None if constant is None else leaf(unit, 0.0, 0.0, frobenius_norm(constant))
 
-    def _sum(self, n: fx.Node) -> Growth:
-        added = [self.growths[a] for a in n.args if isinstance(a, fx.Node) and a in self.growths]
-        if len(added) == 1:
-            return replace(added[0], unknown=added[0].unknown or f"a number that is added, at {n.name} of a graph")
-        return added[0] + added[1]
+    def _sum(self, n: fx.Node, value: Tensor) -> Growth | None:
+        if len(n.args) != 2 or n.kwargs:  # such as alpha
+            return None
+        unit = next(iter(self.growths.values())).unit
+        first, second = (self._term(a, value, unit) for a in n.args)
+        return None if first is None or second is None else first + second
+
+    def _product(self, n: fx.Node, value: Tensor) -> Growth | None:
+        """Growth of a multiple by constants, or of the quotient."""
+        if len(n.args) != 2 or n.kwargs or len([a for a in n.args if a in self.growths]) != 1:
+            return None
+        x, factor = n.args if n.args[0] in self.growths else (n.args[1], n.args[0])
+        constant = self._constant(factor, value)
+        if constant is None or self.env[x].shape != value.shape or (n.target in _QUOTIENTS and x is not n.args[0]):
+            return None
+        constant = 1 / constant if n.target in _QUOTIENTS else constant
+        return float(constant.abs().max()) * _MORE * self.growths[x]  # type: ignore[index]
+
+    def _extreme(self, n: fx.Node, value: Any) -> Growth | None:
+        """The larger or smaller of two values moves by no more than both, entry by entry."""
+        if len(n.args) != 2 or n.kwargs or any(self._shape(a) != value.shape for a in n.args):
+            return None
+        return self.growths[n.args[0]].beside(self.growths[n.args[1]])  # type: ignore[index]
+
+    def _shape(self, a: Any) -> torch.Size | None:
+        return self.env[a].shape if isinstance(a, fx.Node) and a in self.growths else None
+
+    def _repeat(self, n: fx.Node, value: Tensor) -> Growth | None:
+        x: Any = n.args[0]
+        if x not in self.growths or not _is_move(n):
+            return None
+        return math.sqrt(value.numel() / max(1, self.env[x].numel())) * _MORE * self.growths[x]
+
+    def _negative(self, n: fx.Node, value: Tensor) -> Growth | None:
+        return self.growths[n.args[0]] if len(n.args) == 1 and not n.kwargs else None  # type: ignore[index]
+
+
+_RULES: dict[frozenset[Any], Any] = {
+    frozenset(_SUMS): _Follower._sum,
+    frozenset(_PRODUCTS | _QUOTIENTS): _Follower._product,
+    frozenset(_EXTREMES): _Follower._extreme,
+    frozenset(_REPEATS): _Follower._repeat,
+    frozenset(_NEGATIONS): _Follower._negative,
+}
 
 
 class _Rows(fx.Interpreter):
@@ -127,24 +262,40 @@ class _Rows(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if n.op == "output" or not isinstance(value, Tensor):
+        if n.op in ("output", "get_attr") or not (isinstance(value, Tensor) or _are_tensors(value)):
             return value
-        inputs = [self.env[a] for a in n.all_input_nodes if isinstance(self.env[a], Tensor)]
+        nodes = [a for a in n.all_input_nodes if a.op != "get_attr"]
+        lengths = {len(y) for a in nodes for y in tree_leaves(self.env[a]) if isinstance(y, Tensor)}
+        if isinstance(value, Tensor):
+            return self._fresh(n, value, lengths)
+        return type(value)(self._fresh(n, y, lengths) for y in value)
+
+    def _fresh(self, n: fx.Node, value: Tensor, lengths: set[int]) -> Tensor:
         fresh = rows(value.shape, value)
-        if any(len(value) != len(y) for y in inputs) or (_is_move(n) and not torch.equal(value, fresh)):
+        if lengths - {len(value)} or (_is_move(n) and not torch.equal(value, fresh)):
             raise TypeError(f"a graph is bounded if it keeps the examples of a batch apart, which {n.name} mixes")
         return fresh
 
 
+def _are_tensors(value: Any) -> bool:
+    return type(value) in (tuple, list) and bool(value) and all(isinstance(v, Tensor) for v in value)
+
+
 def _is_move(n: fx.Node) -> bool:
-    return n.op in ("call_function", "call_method") and (n.target in SHAPE_ONLY or n.target is torch.cat)
-
-
-def _is_relu(n: fx.Node) -> bool:
-    """Whether a node is relu(x), and not in place."""
-    return n.target in _RELU and not any(tree_leaves((n.args[1:], n.kwargs)))
+    moves = n.target in SHAPE_ONLY or n.target in _JOINS or n.target in _SELECTIONS or n.target in _REPEATS
+    return n.op in ("call_function", "call_method") and moves
 
 
 def _nodes(arg: Any) -> list[fx.Node]:
     """Values that an argument is, or is a sequence of."""
     return [a for a in (arg if isinstance(arg, Sequence) else [arg]) if isinstance(a, fx.Node)]
+
+
+def _before(node: fx.Node) -> set[fx.Node]:
+    """A value, and all that it comes from."""
+    seen, queue = {node}, [node]
+    while queue:
+        new = [a for a in queue.pop().all_input_nodes if a not in seen]
+        seen.update(new)
+        queue += new
+    return seen

@@ -2,12 +2,13 @@
 
 __all__ = ["Head", "pairwise_radius", "split_head"]
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from orthoconv.certificates.downward import rounded_down
 from orthoconv.certificates.trust import is_plain
@@ -46,9 +47,9 @@ class Head(NamedTuple):
 def split_head(model: nn.Module) -> Head | None:
     """Split a model into its body and its last linear layer; return None if it does not end in one.
 
-    The model is an `nn.Sequential`, nested or not, that ends in an `nn.Linear` or a `BaseLinear`; only `Scale` and
-    `nn.Identity` may follow. Or it ends in the `IsometryAverage` of such a model. Whether each part does what its class
-    says, `growth` finds out.
+    The model is an `nn.Sequential`, nested or not, or a graph of torch.fx, that ends in an `nn.Linear` or a
+    `BaseLinear`; only `Scale`, `nn.Identity` and `nn.Dropout` may follow. Or it ends in the `IsometryAverage` of such a
+    model. Whether each part does what its class says, `growth` finds out.
 
     >>> from orthoconv.nn import MaxMin
     >>> head = split_head(nn.Sequential(nn.Linear(8, 4), MaxMin(), nn.Sequential(nn.Linear(4, 3), Scale(-2.0))))
@@ -70,19 +71,42 @@ def split_head(model: nn.Module) -> Head | None:
             return Head(nn.Sequential(*layers), last.weight, factor)
         elif isinstance(last, BaseLinear) and is_plain(last, BaseLinear):
             return Head(nn.Sequential(*layers), last.cached_operator(), factor)
-        elif not (isinstance(last, nn.Identity) and is_plain(last, nn.Identity)):
+        elif not any(isinstance(last, kind) and is_plain(last, kind) for kind in (nn.Identity, nn.Dropout)):
             return None
     return None
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers in the order in which they run, those of nested `nn.Sequential` among them."""
+    """Layers in the order in which they run: those of nested `nn.Sequential`, and the last ones of a graph."""
+    if isinstance(module, fx.GraphModule) and is_plain(module, fx.GraphModule):
+        body, last = _without_last(module)
+        if last is not None:
+            yield from (*_layers(body), *_layers(last))
+            return
     if not (isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential)):
         yield module
         return
     for layer in module._modules.values():  # children() would leave out a layer that stands in two places
         assert layer is not None
         yield from _layers(layer)
+
+
+def _without_last(graph: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module | None]:
+    """Split the module that computes the output of a graph, if it may belong to a head, from what comes before it."""
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    node = output.args[0]
+    if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs or len(node.all_input_nodes) != 1:
+        return graph, None
+    last = graph.get_submodule(str(node.target))
+    if not isinstance(last, nn.Linear | BaseLinear | Scale | nn.Identity | nn.Dropout) or len(node.users) > 1:
+        return graph, None
+    body = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    end = next(n for n in body.graph.nodes if n.op == "output")
+    end.args = (end.args[0].args[0],)
+    body.graph.erase_node(next(n for n in body.graph.nodes if n.name == node.name))
+    body.recompile()
+    body.training = graph.training
+    return body, last
 
 
 def pairwise_radius(

@@ -1,6 +1,6 @@
 """Rules: the Lipschitz constant and the rounding of modules that are not of this library, torch's own among them."""
 
-__all__ = ["Rule", "register_rule", "rule_of"]
+__all__ = ["Rule", "base_with_rule", "register_rule", "rule_of"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 from orthoconv import fourier
 from orthoconv.certificates.trust import is_plain, require_as_defined
 from orthoconv.linalg import frobenius_norm, spectral_norm
-from orthoconv.nn.arguments import ints, pair
 from orthoconv.nn.kernel import kernel_units
 from orthoconv.nn.layer import Combination, Layer
 
@@ -75,7 +74,7 @@ _RULES: dict[type[nn.Module], Rule] = {nn.Sequential: _OF_PARTS, fx.GraphModule:
 def rule_of(module: nn.Module, path: str) -> Rule:
     """Return the rule for a module, which must do what its class says; otherwise raise an error that names its path."""
     kind = type(module)
-    known = next((cls for cls in kind.__mro__ if cls in _RULES or _answers(cls)), None)
+    known = base_with_rule(kind)
     if known is None or not is_plain(module, known):
         raise TypeError(
             f"there is no rule for {kind.__module__}.{kind.__name__}, at {path}; "
@@ -83,6 +82,11 @@ def rule_of(module: nn.Module, path: str) -> Rule:
         )
     require_as_defined(module, path)
     return _RULES.get(known, _OF_PARTS if issubclass(known, Combination) else _BY_LAYER)
+
+
+def base_with_rule(kind: type) -> type | None:
+    """Return the first base of a class that has a rule, or answers by itself; None if there is none."""
+    return next((cls for cls in kind.__mro__ if cls in _RULES or _answers(cls)), None)
 
 
 def _answers(cls: type) -> bool:
@@ -130,34 +134,6 @@ def _softplus(module: nn.Softplus, shape: Shape) -> float:
             f"jumps; got {module}"
         )
     return 1.0
-
-
-def _pooling(module: nn.AvgPool2d | nn.MaxPool2d, shape: Shape) -> float:
-    """Each window is bounded by the norm of its weights (1 for a maximum); a pixel stands in a number of windows."""
-    (kh, kw), (sh, sw) = (pair("size", v) for v in (module.kernel_size, module.stride))
-    dilated = isinstance(module, nn.MaxPool2d) and pair("dilation", module.dilation) != (1, 1)
-    windows = kh * kw if dilated else math.ceil(kh / sh) * math.ceil(kw / sw)
-    weight = 1.0
-    if isinstance(module, nn.AvgPool2d):
-        weight = math.sqrt(kh * kw) / abs(module.divisor_override or kh * kw)
-        if module.ceil_mode or (ints(module.padding) != (0, 0) and not module.count_include_pad):
-            weight = max(1.0, weight)  # a window at the border may hold a single pixel
-    return weight * math.sqrt(windows)
-
-
-def _adaptive_windows(module: nn.AdaptiveAvgPool2d, shape: Shape) -> int:
-    """Pixels of a window, if windows of one size cover the image."""
-    sizes = shape[-2:]
-    output = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,) * 2
-    made = [n if m is None else m for n, m in zip(sizes, output, strict=True)]
-    if any(n % m for n, m in zip(sizes, made, strict=True)):
-        raise TypeError(f"AdaptiveAvgPool2d is bounded if its output divides the image, got {made} for {tuple(sizes)}")
-    return math.prod(sizes) // math.prod(made)
-
-
-def _pooling_units(module: nn.AvgPool2d, shape: Shape) -> float:
-    k = math.prod(pair("kernel_size", module.kernel_size))
-    return float((k + 3) * k)  # a pixel stands in at most k windows
 
 
 def _in_eval_mode(module: nn.Module, shape: Shape) -> float:
@@ -220,13 +196,6 @@ register_rule(nn.LeakyReLU, lipschitz=_slope, rounding=lambda m, shape: 2 * _slo
 register_rule(nn.Linear, lipschitz=lambda m, shape: spectral_norm(m.weight), rounding=_linear_units)
 register_rule(nn.Conv2d, lipschitz=_conv_norm, rounding=lambda m, shape: kernel_units(m.weight))
 register_rule(nn.ConvTranspose2d, lipschitz=_transposed_norm, rounding=lambda m, shape: kernel_units(m.weight))
-register_rule(nn.MaxPool2d, lipschitz=_pooling, rounding=0.0)
-register_rule(nn.AvgPool2d, lipschitz=_pooling, rounding=_pooling_units)
-register_rule(
-    nn.AdaptiveAvgPool2d,
-    lipschitz=lambda m, shape: 1 / math.sqrt(_adaptive_windows(m, shape)),
-    rounding=lambda m, shape: float(_adaptive_windows(m, shape) + 3),
-)
 register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
 register_rule(
     nn.BatchNorm1d, nn.BatchNorm2d,

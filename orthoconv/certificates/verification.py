@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from orthoconv.attacks.empirical import empirical_lipschitz
 from orthoconv.certificates.bounds import growth, lipschitz_bound
 from orthoconv.certificates.double import in_double
+from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
 from orthoconv.modules import in_eval_mode, leaf_inputs
@@ -109,6 +110,7 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
     >>> verify(nn.Sequential(nn.Flatten(), CayleyLinear(16, 4)), torch.rand(8, 1, 4, 4), claimed=1.0).faults
     []
     """
+    model = unwrapped(model)
     (x,) = move(model, x)
     with in_eval_mode(model), frozen(model):
         layers = [_look(*leaf) for leaf in leaf_inputs(model, x[:1].clone()) if isinstance(leaf.module, _LINEAR)]

@@ -1,6 +1,7 @@
 """Layers: modules of torch that are orthogonal or nonexpansive, and the plain ones to compare them with."""
 
 from orthoconv.nn.activation import FullSort, GroupSort, MaxMin
+from orthoconv.nn.affine import Gain, Shift
 from orthoconv.nn.aoc import AOCConv2d, AOCConvTranspose2d
 from orthoconv.nn.aol import AOLConv2d, AOLConvTranspose2d, AOLLinear
 from orthoconv.nn.bcop import BCOPConv2d, BCOPConvTranspose2d
@@ -13,6 +14,7 @@ from orthoconv.nn.circular import CircularConv2d
 from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
 from orthoconv.nn.cpl import CPLConv2d, CPLLinear
 from orthoconv.nn.downsample import InvertibleDownsample, InvertibleUpsample
+from orthoconv.nn.fitting import Fit, Spread
 from orthoconv.nn.frobenius import FrobeniusConv2d, FrobeniusLinear
 from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.isometry import IsometryAverage
@@ -26,12 +28,12 @@ from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.normalized import NormalizedLinear
 from orthoconv.nn.origins import orthogonal
 from orthoconv.nn.ossn import OSSNConv2d
-from orthoconv.nn.pooling import L2Pool2d, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d
+from orthoconv.nn.pooling import L2Pool2d, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d, ScaledMean
 from orthoconv.nn.potential import PotentialConv2d
 from orthoconv.nn.potential_linear import PotentialLinear
 from orthoconv.nn.qr import QRLinear
 from orthoconv.nn.reflection import Abs, HouseHolder, LPReLU, NActivation, SoftHuber
-from orthoconv.nn.residual import ConcatResidual, ConvexResidual, ConvexSum, PrescaledResidual
+from orthoconv.nn.residual import ConcatResidual, ConvexResidual, ConvexSum, PrescaledResidual, UnitCat
 from orthoconv.nn.rko import RKOConv2d, RKOConvTranspose2d
 from orthoconv.nn.shift import ShiftConv2d, ShiftConvTranspose2d
 from orthoconv.nn.shuffle import ChannelShuffle
@@ -69,9 +71,11 @@ __all__ = [
     "ConvexResidual",
     "ConvexSum",
     "ExpLinear",
+    "Fit",
     "FrobeniusConv2d",
     "FrobeniusLinear",
     "FullSort",
+    "Gain",
     "GroupSort",
     "HouseHolder",
     "ImageLayer",
@@ -107,12 +111,16 @@ __all__ = [
     "Scale",
     "ScaledAdaptiveAvgPool2d",
     "ScaledAvgPool2d",
+    "ScaledMean",
+    "Shift",
     "ShiftConv2d",
     "ShiftConvTranspose2d",
     "SoftHuber",
     "SpectralConv2d",
+    "Spread",
     "TaylorSOCConv2d",
     "TransposedConv2d",
+    "UnitCat",
     "UnscaledConv2d",
     "WeightConv2d",
     "conv_methods",

@@ -1,6 +1,6 @@
 """Pooling that uses all the norm it is allowed (Section 5.1)."""
 
-__all__ = ["L2Pool2d", "ScaledAdaptiveAvgPool2d", "ScaledAvgPool2d"]
+__all__ = ["L2Pool2d", "ScaledAdaptiveAvgPool2d", "ScaledAvgPool2d", "ScaledMean"]
 
 import math
 from abc import abstractmethod
@@ -86,6 +86,48 @@ class ScaledAdaptiveAvgPool2d(_Pool2d):
 
     def extra_repr(self) -> str:
         return f"{self.output_size}"
+
+
+class ScaledMean(Layer):
+    """Mean over some axes, times the root of the number of entries: its norm is exactly 1.
+
+    Arguments:
+        dim: Axes, an int or a sequence; not that of the batch, and counted from the first, or from the last if < 0.
+        keepdim: Whether the axes stay, with length 1.
+
+    Shape:
+        (b, ...), to the same without these axes.
+
+    >>> ScaledMean((2, 3))(torch.ones(1, 2, 3, 3))
+    tensor([[3., 3.]])
+    """
+
+    guarantee: ClassVar[Guarantee | None] = "orthogonal"
+
+    def __init__(self, dim: int | Sequence[int], keepdim: bool = False) -> None:
+        super().__init__()
+        self.dim = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.keepdim = bool(keepdim)
+        if not self.dim or 0 in self.dim:
+            raise ValueError(f"dim must be axes other than that of the batch, got {dim!r}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(self.dim, self.keepdim) * math.sqrt(self._entries(x.shape[1:]))
+
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        return 1.0 + 2 * torch.finfo(torch.float64).eps
+
+    def rounding_units(self, shape: Sequence[int]) -> float:
+        return self._entries(shape) + 4.0
+
+    def _entries(self, shape: Sequence[int]) -> int:
+        """Entries of one mean, for inputs of that shape."""
+        if any(not -len(shape) <= d <= len(shape) for d in self.dim):
+            raise ValueError(f"ScaledMean takes a batch with the axes {self.dim}, got the shape {tuple(shape)} of one")
+        return math.prod(shape[d - 1 if d > 0 else d] for d in self.dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, keepdim={self.keepdim}"
 
 
 class L2Pool2d(_Pool2d):

@@ -1,10 +1,21 @@
 """Residual connections that are not expansive (Section 5.1)."""
 
-__all__ = ["ConcatResidual", "ConvexResidual", "ConvexSum", "PrescaledResidual", "convex_weights"]
+__all__ = [
+    "ConcatResidual",
+    "ConvexResidual",
+    "ConvexSum",
+    "PrescaledResidual",
+    "UnitCat",
+    "convex_weights",
+    "unit_weights",
+]
+
+import math
 
 import torch
 from torch import Tensor, nn
 
+from orthoconv.nn.arguments import positive_int
 from orthoconv.nn.layer import Child, Combination, G
 from orthoconv.nn.normalize import Scale
 
@@ -125,6 +136,9 @@ class ConcatResidual(Combination):
 class ConvexSum(nn.Module):
     """Convex combination s x + (1 - s) y of two inputs, where s = sigmoid(alpha) is learned; in place of a sum.
 
+    Arguments:
+        weight: The first s, between 0 and 1.
+
     Shape:
         Two inputs of one shape, to the same.
 
@@ -132,14 +146,55 @@ class ConvexSum(nn.Module):
     tensor([0.5000, 0.5000, 0.5000], grad_fn=<AddBackward0>)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = 0.5) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(()))
+        if not 0 < weight < 1:
+            raise ValueError(f"weight must be between 0 and 1, got {weight!r}")
+        self.alpha = nn.Parameter(torch.tensor(math.log(weight / (1 - weight))))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if x.shape != y.shape:
             raise ValueError(f"ConvexSum needs inputs of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
         return torch.add(torch.sigmoid(self.alpha) * x, torch.sigmoid(-self.alpha) * y)
+
+
+class UnitCat(nn.Module):
+    """Concatenation of n inputs, each times w_i, where the squares of the weights add up to 1; in place of `torch.cat`.
+
+    The squares are the softmax of the learned `alpha`; at first they are equal. It is 1-Lipschitz if the inputs are:
+    |y|^2 = sum w_i^2 |x_i|^2 <= max |x_i|^2.
+
+    Arguments:
+        inputs: Number n of inputs.
+        dim: Axis along which they are put side by side; not that of the batch.
+
+    Shape:
+        n inputs (b, ...) that differ along `dim` alone, to (b, ...).
+
+    >>> UnitCat(4)(*[torch.ones(1, 1)] * 4)
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]], grad_fn=<CatBackward0>)
+    """
+
+    def __init__(self, inputs: int, dim: int = 1) -> None:
+        super().__init__()
+        if dim == 0:
+            raise ValueError(f"dim must not be the axis of the batch, got {dim!r}")
+        self.dim, self.alpha = dim, nn.Parameter(torch.zeros(positive_int("inputs", inputs)))
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        if len(xs) != len(self.alpha):
+            raise ValueError(f"UnitCat takes {len(self.alpha)} inputs, got {len(xs)}")
+        weights = torch.softmax(self.alpha, 0).sqrt()
+        return torch.cat([w * x for w, x in zip(weights, xs, strict=True)], self.dim)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.alpha)}, dim={self.dim}"
+
+
+def unit_weights(alpha: Tensor) -> list[float]:
+    """Return the weights of a `UnitCat`, found in float64."""
+    weights: list[float] = torch.softmax(alpha.double(), 0).sqrt().tolist()
+    return weights
 
 
 def convex_weights(alpha: Tensor) -> tuple[float, float]:

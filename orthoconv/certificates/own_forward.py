@@ -1,0 +1,96 @@
+"""Modules with a `forward` of their own: the graph of what they compute, or an error that says why there is none."""
+
+__all__ = ["bounded_form", "graph_of", "is_own", "require_same"]
+
+import copy
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx, nn
+
+from orthoconv.certificates.rules import base_with_rule
+from orthoconv.certificates.tracer import UntraceableError, trace
+from orthoconv.certificates.trust import require_as_defined
+from orthoconv.certificates.unwrapping import unwrapped
+from orthoconv.modules import in_eval_mode, zeros_for
+
+_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattribute__")
+_SAME = 1e-3  # of the largest output: the same operations in the same order differ by rounding at most
+_SCALES = ((2, 1.0), (3, 0.1), (1, 30.0))  # of random inputs, and how many
+
+
+def is_own(module: nn.Module) -> bool:
+    """Whether a module is of a class that no rule knows, is not torch's, and has a function `forward`."""
+    kind = type(module)
+    if base_with_rule(kind) is not None or kind.__module__.split(".")[0] == "torch":
+        return False
+    return inspect.isfunction(inspect.getattr_static(kind, "forward", None))
+
+
+def bounded_form(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
+    """Return what certificates speak of: the model without wrappers, and the graph of one with its own forward."""
+    model = unwrapped(model)
+    if not is_own(model):
+        return model
+    with torch.no_grad():
+        return graph_of(model, zeros_for(model, input_shape), type(model).__name__)
+
+
+def graph_of(module: nn.Module, x: Tensor, path: str) -> fx.GraphModule:
+    """Return the graph of a module with a forward of its own, in the mode it is in; what it does must be all there.
+
+    It is traced twice, and in training mode also as it is in eval mode: three graphs that must be the same.
+    """
+    graph = _trace(module, x, path)
+    _require_equal(graph, _trace(module, x, path), f"{path} changes from call to call")
+    if any(m.training for m in module.modules()):
+        twin = copy.deepcopy(module)
+        with in_eval_mode(twin):
+            other = _trace(twin, x, path)
+        _require_equal(graph, other, f"{path} computes something else in training; call model.eval()")
+    return graph
+
+
+def _trace(module: nn.Module, x: Tensor, path: str) -> fx.GraphModule:
+    def visit(m: nn.Module, name: str) -> None:
+        where = f"{path}.{name}" if name else path
+        require_as_defined(m, where)
+        if changed := [c for c in _CALLS if getattr(type(m), c, None) is not getattr(nn.Module, c, None)]:
+            raise UntraceableError(f"there is no rule for {changed[0]} of {type(m).__name__}, at {where}")
+
+    kind = type(module)
+    try:
+        return trace(module, x, lambda m: m is not module and not is_own(m), visit).graph
+    except UntraceableError as error:
+        raise TypeError(
+            f"there is no rule for {kind.__module__}.{kind.__name__}, at {path}; give it one with "
+            f"orthoconv.register_rule, or a forward pass that can be traced: {error}"
+        ) from error
+
+
+def _require_equal(graph: fx.GraphModule, other: fx.GraphModule, text: str) -> None:
+    tensors, others = (dict(_tensors(g)) for g in (graph, other))
+    same = tensors.keys() == others.keys() and all(torch.equal(v, others[k]) for k, v in tensors.items())
+    if graph.code != other.code or not same:
+        raise TypeError(f"a module is bounded if it always computes the same, but {text}")
+
+
+def _tensors(graph: fx.GraphModule) -> list[tuple[str, Tensor]]:
+    """Names and values of the tensors that stand in the graph itself."""
+    names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    return [(name, getattr(graph, name)) for name in sorted(names)]
+
+
+def require_same(module: nn.Module, graph: fx.GraphModule, x: Tensor, path: str) -> None:
+    """Raise an error if the module and its graph differ on random inputs: then something was not followed."""
+    source = torch.Generator().manual_seed(1)
+    for b, scale in _SCALES:
+        z = scale * torch.randn(b, *x.shape[1:], generator=source).to(x)
+        try:
+            y, other = module(z.clone()), graph(z.clone())
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise TypeError(f"{path} takes one input of shape {tuple(x.shape[1:])}, but not {b}: {error}") from error
+        largest = float(y.abs().nan_to_num(0, 0, 0).max()) if y.numel() else 0.0
+        if y.shape != other.shape or not torch.allclose(y, other, rtol=0, atol=_SAME * largest, equal_nan=True):
+            raise TypeError(f"{path} ({type(module).__name__}) does not compute what its traced graph does")

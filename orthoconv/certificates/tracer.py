@@ -1,0 +1,314 @@
+"""The graph of a module with a `forward` of its own: every operation in order, on values and not in place."""
+
+__all__ = ["Traced", "UntraceableError", "trace"]
+
+import copy
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import GraphAppendingTracer, Proxy, TraceError
+from torch.utils._pytree import tree_leaves, tree_map
+
+IsLeaf = Callable[[nn.Module], bool]
+_IN_PLACE = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv, torch.relu_: torch.relu,
+}  # fmt: skip
+_FAILURES = (TraceError, TypeError, RuntimeError, NameError, NotImplementedError, AttributeError, IndexError, KeyError,
+             ValueError, AssertionError)  # fmt: skip
+
+
+class UntraceableError(TypeError):
+    """A module that no graph stands for; the message says why."""
+
+
+class Traced(NamedTuple):
+    """A graph, and the shapes of its values.
+
+    Attributes:
+        graph: The graph, whose modules are those of the model, and not copies.
+        shapes: Shape of the value of each node, by name, for a batch of 2.
+    """
+
+    graph: fx.GraphModule
+    shapes: dict[str, torch.Size]
+
+
+def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Module, str], None]) -> Traced:
+    """Follow a model through its forward pass, and return the graph of what it computes as it is now.
+
+    The model runs on batches of 2 and of 3 inputs at once. What is the same for both, such as a number of channels, is
+    a number in the graph; what differs comes from the size of the batch. Values of tensors are never turned into
+    numbers, so that what depends on them by `if` is an error. An operation in place becomes one on values; where
+    another name for the old value is used afterwards, that is an error.
+
+    Arguments:
+        model: The module.
+        x: One input, (1, ...).
+        is_leaf: Whether a module becomes one node; other modules are followed into their forward pass.
+        visit: Called with each module that is followed into, and its path; it raises an error for a bad one.
+
+    Raises:
+        UntraceableError: If the model cannot be followed.
+    """
+    source = torch.Generator().manual_seed(0)
+    xs = tuple(torch.randn(b, *x.shape[1:], generator=source).to(x) for b in (2, 3))
+    tracer = _Tracer(model, is_leaf, visit)
+    name = type(model).__name__
+    try:
+        with torch.no_grad(), tracer.calls_of_modules():
+            y = model(tracer.placeholder(xs))
+        if type(y) is _Value:
+            return tracer.finish(y)
+    except UntraceableError:
+        raise
+    except _FAILURES as error:
+        text = str(error).replace("symbolically traced variables", "values of tensors")
+        made = "; a module that forward itself makes must be made in __init__" if isinstance(error, NameError) else ""
+        raise UntraceableError(f"{name} cannot be traced for inputs of {tuple(x.shape[1:])}: {text}{made}") from error
+    raise UntraceableError(f"{name} must return one tensor, got {type(y).__name__}")
+
+
+class _Value(Proxy):
+    """A tensor in the making. It claims to be a Tensor, and says its shape."""
+
+    _is_param = False
+
+    def __init__(self, node: fx.Node, tracer: "_Tracer", values: tuple[Tensor, ...]) -> None:
+        super().__init__(node, tracer)
+        self.values, self.spoiled = values, False
+
+    @property
+    def __class__(self) -> type:  # for isinstance(x, Tensor); type(x) tells
+        return Tensor
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("a traced tensor keeps its class")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shape":
+            return self.size()
+        if name == "ndim":
+            return self.dim()
+        if not hasattr(Tensor, name):
+            raise AttributeError(f"a tensor has no attribute {name!r}")
+        return super().__getattr__(name)
+
+    def dim(self) -> int:
+        return self.values[0].ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        if dim is not None:
+            return self.size()[dim]
+        tracer: _Tracer = self.tracer  # type: ignore[assignment]
+        return tuple(tracer.side(self, d) for d in range(self.dim()))
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._in_place(operator.itruediv, other)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def _refuse(self, *others: Any) -> Any:
+        raise TraceError("an operation in place has no rule")
+
+    __ipow__ = __ifloordiv__ = __imod__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __setitem__ = _refuse
+
+
+class _Number(Proxy):
+    """A number that comes from the size of the batch, or from tensors."""
+
+    def __init__(self, node: fx.Node, tracer: "_Tracer", values: tuple[Any, ...]) -> None:
+        super().__init__(node, tracer)
+        self.values = values
+
+
+class _Tracer(GraphAppendingTracer):
+    """Makes the graph, and runs each operation on both batches."""
+
+    def __init__(self, model: nn.Module, is_leaf: IsLeaf, visit: Callable[[nn.Module, str], None]) -> None:
+        super().__init__(fx.Graph())
+        self.is_leaf, self.visit = is_leaf, visit
+        self.paths = {m: path for path, m in reversed(list(model.named_modules()))}
+        self.root: dict[str, Any] = {}
+        self.constants: dict[int, tuple[str, Tensor]] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        self.sides: dict[tuple[int, ...], Proxy] = {}
+        self.alive: weakref.WeakSet[_Value] = weakref.WeakSet()
+        self.running = False
+
+    def placeholder(self, values: tuple[Tensor, ...]) -> "_Value":
+        proxy = self._proxy(self.graph.placeholder("x"), values)
+        assert type(proxy) is _Value
+        return proxy
+
+    def side(self, x: "_Value", d: int) -> Any:
+        """Length of an axis: a number, or a node where it differs between batches."""
+        lengths = tuple(value.shape[d] for value in x.values)
+        if lengths[0] == lengths[1]:
+            return lengths[0]
+        if lengths not in self.sides:
+            self.sides[lengths] = self.create_proxy("call_method", "size", (x, d), {})
+        return self.sides[lengths]
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        if kind == "call_function" and target is torch._assert:
+            return None
+        target, kwargs, changed = _on_values(kind, target, args, kwargs)
+        node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs))
+        values = tuple(self._run(kind, target, args, kwargs, k) for k in (0, 1))
+        proxy = self._proxy(node, values)
+        if changed:
+            self._rename(args[0], proxy)
+        return proxy
+
+    def create_arg(self, a: Any) -> Any:
+        if type(a) is _Value and a.spoiled:
+            raise TraceError(f"{a.node.name} is used after an operation in place on a value that shares its memory")
+        if isinstance(a, Proxy):
+            return a.node if type(a) is not fx.proxy.Attribute else super().create_arg(a)
+        if isinstance(a, Tensor):
+            return self._constant(a)
+        if type(a) is torch.Size:
+            return tuple(a)
+        return super().create_arg(a)
+
+    def _constant(self, a: Tensor) -> fx.Node:
+        """A tensor that does not depend on the input. It stands in the graph, and not in the model."""
+        if id(a) not in self.constants:
+            self.constants[id(a)] = (f"constant_{len(self.constants)}", a)  # kept, so that its id stays its own
+        name, _ = self.constants[id(a)]
+        if name not in self.root:
+            self.root[name] = a if isinstance(a, nn.Parameter) else a.detach()
+        return self.graph.create_node("get_attr", name, (), {})
+
+    def call_module(self, m: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make one node of a leaf, and follow any other module."""
+        if self.running or not any(isinstance(a, Proxy) for a in tree_leaves((args, kwargs))):
+            return call(m, *args, **kwargs)
+        path = self.paths.get(m)
+        if path is None:
+            raise NameError(f"{type(m).__name__} is not a part of the model")
+        if not self.is_leaf(m):
+            self.visit(m, path)
+            return call(m, *args, **kwargs)
+        in_place = getattr(m, "inplace", False) is True
+        path = path or "model"
+        if path not in self.root:
+            self.root[path] = _out_of_place(m) if in_place else m
+        node = self.graph.call_module(path, self.create_arg(args), self.create_arg(kwargs))
+        proxy = self._proxy(node, tuple(self._run("call_module", path, args, kwargs, k) for k in (0, 1)))
+        if in_place:
+            self._rename(args[0], proxy)
+        return proxy
+
+    @contextmanager
+    def calls_of_modules(self) -> Iterator[None]:
+        """Let calls of modules go through `call_module`, in this thread."""
+        ordinary, thread = nn.Module.__call__, threading.get_ident()
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return ordinary(module, *args, **kwargs)
+            return self.call_module(module, ordinary, args, kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = ordinary  # type: ignore[method-assign]
+
+    def finish(self, y: "_Value") -> Traced:
+        self.graph.output(self.create_arg(y))
+        module = fx.GraphModule(self.root, self.graph)
+        module.training = False  # of the graph alone: its parts are those of the model, and keep their modes
+        module.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+        module.recompile()
+        return Traced(module, self.shapes)
+
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any, k: int) -> Any:
+        """Compute an operation on batch k; nothing that it is given may change."""
+        args, kwargs = (tree_map(lambda a: a.values[k] if isinstance(a, Proxy) else a, v) for v in (args, kwargs))
+        given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+        versions = [a._version for a in given]
+        self.running = True
+        try:
+            if kind == "call_module":
+                value = self.root[target](*args, **kwargs)
+            else:
+                value = (
+                    target(*args, **kwargs)
+                    if kind == "call_function"
+                    else getattr(args[0], target)(*args[1:], **kwargs)
+                )
+        finally:
+            self.running = False
+        if [a._version for a in given] != versions:
+            raise TraceError(f"{getattr(target, '__name__', target)} works in place")
+        return value
+
+    def _proxy(self, node: fx.Node, values: tuple[Any, ...]) -> Any:
+        if isinstance(values[0], Tensor):
+            self.shapes[node.name] = values[0].shape
+            proxy = _Value(node, self, values)
+            self.alive.add(proxy)
+            return proxy
+        if type(values[0]) in (tuple, list):
+            items = range(len(values[0]))
+            return tuple(
+                self.create_proxy("call_function", operator.getitem, (_Number(node, self, values), k), {})
+                for k in items
+            )
+        return _Number(node, self, values)
+
+    def _rename(self, old: Any, new: Any) -> None:
+        """Let `old` be the new value, as after an operation in place; what shares its memory may not be used again."""
+        if type(old) is not _Value or type(new) is not _Value or _kind(old) != _kind(new):
+            raise TraceError("an operation in place changes a value that is not followed")
+        memory, node = old.values[0].untyped_storage().data_ptr(), old.node
+        for other in list(self.alive):
+            if other is not new and other.node is node:
+                other.node, other.values = new.node, new.values
+            elif other is not new and other.values[0].untyped_storage().data_ptr() == memory:
+                other.spoiled = True
+
+
+def _on_values(kind: str, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
+    """Return the operation that computes the same without working in place, and whether it was in place."""
+    if kind == "call_function" and target in _IN_PLACE:
+        return _IN_PLACE[target], kwargs, True
+    if kwargs.get("inplace") is True:
+        return target, {**kwargs, "inplace": False}, True
+    name = target if kind == "call_method" else ""
+    if name.endswith("_") and not name.endswith("__") and hasattr(Tensor, name[:-1]):
+        return name[:-1], kwargs, True
+    return target, kwargs, False
+
+
+def _kind(x: _Value) -> tuple[torch.Size, torch.dtype]:
+    return x.values[0].shape, x.values[0].dtype
+
+
+def _out_of_place(m: nn.Module) -> nn.Module:
+    twin = copy.copy(m)
+    twin.inplace = False  # type: ignore[assignment]
+    return twin
