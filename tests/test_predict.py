@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import struct
 import sys
 import zlib
@@ -13,28 +12,23 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_runs import encoded, picture, run_folder
 from torch import nn
 
 import orthoconv
 from orthoconv import Prediction, certify, in_double, lipschitz_bound, models, predict
 from orthoconv.attacks import cross_examine
-from orthoconv.data import DataError, Split
+from orthoconv.data import DataError
 from orthoconv.data.names import class_names
 from orthoconv.data.pictures import as_images, read_picture
 from orthoconv.models.describing import description_of
-from orthoconv.models.trained import build_arguments
 from orthoconv.nn import CayleyConv2d, CayleyLinear, MaxMin
-from orthoconv.train import save_weights
 
 
 def network(channels: int = 1, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
     layers = CayleyConv2d(channels, 4, 3), MaxMin(), nn.Flatten(), CayleyLinear(256, 3), nn.Flatten()
     return models.describe(nn.Sequential(*layers).to(dtype), (channels, 8, 8), ["a", "b", "c"])
-
-
-def picture(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -83,12 +77,6 @@ def test_a_prediction_reads_well() -> None:
     both = predict(network(), torch.zeros(2, 1, 8, 8))
     assert str(both) == f"{one}\n{one}"
     assert both.names == [one.name] * 2
-
-
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -236,16 +224,6 @@ def test_the_network_that_comes_along() -> None:
     assert one.name == model.class_names[one.index]
     assert 0 < one.radius < one.margin / 2**0.5 + 1e-3
     assert description_of(copy.deepcopy(model)) == description_of(model)
-
-
-def run_folder(folder: Path, **config: Any) -> Path:
-    """The folder of a run, as `orthoconv train` would leave it."""
-    split = Split(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 2]))
-    arguments = build_arguments({"name": "kwlarge", "width": 0.125}, split)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"network": arguments, **config}))
-    save_weights(folder / "model.safetensors", models.build(**arguments), {"network": arguments, **config})
-    return folder
 
 
 def test_a_run_knows_its_classes(tmp_path: Path) -> None:
