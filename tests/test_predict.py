@@ -2,9 +2,7 @@
 
 import copy
 import io
-import struct
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_runs import encoded, picture, run_folder
+from small_runs import bomb, encoded, picture, run_folder
 from torch import nn
 
 import orthoconv
@@ -188,18 +186,6 @@ def test_further_refusals() -> None:
     for wrong in ({"input_shape": (8, 8)}, {"input_shape": (0, 8, 8)}, {"class_names": "abc"}, {"class_names": [1]}):
         with pytest.raises(ValueError, match=r"got .*(8, 8|0|abc|1)"):
             models.describe(nn.ReLU(), **wrong)
-
-
-def bomb(side: int) -> bytes:
-    """A PNG of a few bytes that claims to have side x side pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    )
 
 
 def test_an_image_of_too_many_pixels_is_not_decoded() -> None:

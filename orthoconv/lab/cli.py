@@ -23,6 +23,7 @@ from orthoconv.lab.commands.rates import rates
 from orthoconv.lab.commands.report import report
 from orthoconv.lab.commands.reproduce import reproduce
 from orthoconv.lab.commands.search import search
+from orthoconv.lab.commands.serve import serve
 from orthoconv.lab.commands.train import train
 from orthoconv.lab.commands.verify import VerificationError, verify
 from orthoconv.lab.commands.wasserstein import wasserstein
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Any] = {
     "train": train,
     "evaluate": evaluate,
     "certify": certify,
+    "serve": serve,
     "verify": verify,
     "bench": {
         "_help": "Time every method against the plain one, in one run: networks, or single layers.",
