@@ -18,11 +18,14 @@ from orthoconv.exporting import export, to_onnx
 from orthoconv.linalg import cayley
 from orthoconv.nn import orthogonal, register_method
 from orthoconv.nn.reparametrized import frozen
+from orthoconv.predicting import Prediction, Predictions, predict
 
 __version__ = "0.1.0"
 __all__ = [
     "Certificates",
     "ConversionError",
+    "Prediction",
+    "Predictions",
     "Verification",
     "__version__",
     "attacks",
@@ -42,6 +45,7 @@ __all__ = [
     "models",
     "nn",
     "orthogonal",
+    "predict",
     "register_method",
     "register_rule",
     "rounding_bound",

@@ -22,7 +22,7 @@ TIERS = [
     {"fourier"},
     {"nn", "attacks"},
     {"models", "certificates"},
-    {"conversion", "exporting"},
+    {"conversion", "exporting", "predicting"},
     {"train"},
     {"lab"},
 ]

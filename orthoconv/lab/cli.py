@@ -13,6 +13,7 @@ from orthoconv import __version__
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.data import DataError
 from orthoconv.lab.commands import bench, records
+from orthoconv.lab.commands.certify import certify
 from orthoconv.lab.commands.data import data
 from orthoconv.lab.commands.demo import demo
 from orthoconv.lab.commands.evaluate import evaluate
@@ -22,11 +23,13 @@ from orthoconv.lab.commands.rates import rates
 from orthoconv.lab.commands.report import report
 from orthoconv.lab.commands.reproduce import reproduce
 from orthoconv.lab.commands.search import search
+from orthoconv.lab.commands.serve import serve
 from orthoconv.lab.commands.train import train
 from orthoconv.lab.commands.verify import VerificationError, verify
 from orthoconv.lab.commands.wasserstein import wasserstein
 from orthoconv.lab.configs import list_methods_in_help
 from orthoconv.lab.evaluation import BrokenCertificateError
+from orthoconv.lab.file_arguments import gather_files
 from orthoconv.lab.parsing import CommandParser, flags_of, read_arguments, restrict_parsing
 from orthoconv.lab.preset import expand_preset
 from orthoconv.train import CheckpointError, TrainingError
@@ -36,6 +39,8 @@ COMMANDS: dict[str, Any] = {
     "data": data,
     "train": train,
     "evaluate": evaluate,
+    "certify": certify,
+    "serve": serve,
     "verify": verify,
     "bench": {
         "_help": "Time every method against the plain one, in one run: networks, or single layers.",
@@ -74,7 +79,7 @@ def main(args: list[str] | None = None) -> None:
         restrict_parsing()
         auto_cli(
             COMMANDS,
-            args=expand_preset(read_arguments(args, _flags(args))),
+            args=gather_files(expand_preset(read_arguments(args, _flags(args)))),
             prog="orthoconv",
             version=__version__,
             allow_abbrev=False,

@@ -10,8 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from orthoconv import data
+from orthoconv.data.names import class_names
 from orthoconv.files import read_json, sha256
+from orthoconv.models.describing import describe
 from orthoconv.models.networks import build
+from orthoconv.nn.arguments import pair
 from orthoconv.weights import CheckpointError, load_into, read
 
 PRETRAINED = {  # name, and SHA-256 of the weights
@@ -21,6 +24,9 @@ PRETRAINED = {  # name, and SHA-256 of the weights
 
 def load(path: str | os.PathLike[str]) -> nn.Sequential:
     """Open a trained network in eval mode. No data set is needed.
+
+    The network knows the shape of its images and, if they were recorded, the names of its classes: its attributes
+    `input_shape` and `class_names`; see `describe`.
 
     Arguments:
         path: Folder that `orthoconv train` wrote, or a .safetensors file whose header says how to build its network,
@@ -38,12 +44,12 @@ def load(path: str | os.PathLike[str]) -> nn.Sequential:
         raise FileNotFoundError(f"{path} does not exist")
     tensors, header = read(path)
     about = header["state"]
-    return _assemble(about.get("network", about.get("model")), path, tensors, path)
+    return _assemble(about.get("network", about.get("model")), path, tensors, path, about)
 
 
 def open_network(arguments: Any, weights: Path, source: Path) -> nn.Sequential:
-    """Build a network and read its weights; `source` is the file that the arguments of `build` are from."""
-    return _assemble(arguments, source, read(weights)[0], weights)
+    """Build a network and read its weights; `source` is the configuration that the arguments of `build` are from."""
+    return _assemble(arguments, source, read(weights)[0], weights, read_json(source))
 
 
 def run_arguments(folder: Path, data_dir: Path | None = None) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def pretrained(name: str) -> nn.Sequential:
         CheckpointError: If the file is damaged, or is not the one that this version of the package came with.
     """
     tensors, about = _open(name)
-    return _assemble(about["model"], _path(name), tensors, _path(name))
+    return _assemble(about["model"], _path(name), tensors, _path(name), about)
 
 
 def card(name: str) -> dict[str, Any]:
@@ -107,13 +113,28 @@ def card(name: str) -> dict[str, Any]:
     return _open(name)[1]
 
 
-def _assemble(arguments: Any, source: Path, tensors: dict[str, Tensor], weights: Path) -> nn.Sequential:
+def _assemble(
+    arguments: Any, source: Path, tensors: dict[str, Tensor], weights: Path, about: dict[str, Any]
+) -> nn.Sequential:
+    """Build a network, read its weights, and tell it the names of its classes that `about` has."""
     try:
         model = build(**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{source} has no network that can be built: {error}") from error
     load_into(weights, model, tensors)
-    return model.eval()
+    size = pair("image_size", arguments.get("image_size", 32))
+    return describe(model, (arguments.get("in_channels", 3), *size), _names(arguments, about, source)).eval()
+
+
+def _names(arguments: dict[str, Any], about: dict[str, Any], source: Path) -> tuple[str, ...] | None:
+    """Return the names of the classes that a run recorded under "classes", or else those of its data set."""
+    count, recorded = arguments.get("classes", 10), about.get("classes")
+    if recorded is None:
+        known = class_names(str(about.get("data")))
+        return known if known is not None and len(known) == count else None
+    if not isinstance(recorded, list) or not all(isinstance(n, str) for n in recorded) or len(recorded) != count:
+        raise ValueError(f"{source} must have {count} names of classes, or none, got {recorded!r}")
+    return tuple(recorded)
 
 
 def _open(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

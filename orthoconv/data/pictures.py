@@ -1,0 +1,198 @@
+"""Pictures of any kind as the images that a network takes: (b, c, h, w) in [0, 1]."""
+
+__all__ = ["SUFFIXES", "Picture", "as_images", "read_picture"]
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from orthoconv.data.split import DataError
+
+Picture = Any  # a tensor, a NumPy array, a PIL image, the path of a file, or the bytes of one
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # Pillow would run a program for some of the others
+_MOST_PIXELS = 100_000_000
+_ROUNDING = 1e-5  # how far a float may be outside of [0, 1]
+_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, as in ITU-R 601 and in Pillow
+
+
+def as_images(
+    pictures: Picture | Sequence[Picture], shape: Sequence[int] | None = None, resize: bool | Sequence[int] = False
+) -> Tensor:
+    """Return pictures as one batch of images (b, c, h, w) in [0, 1], float32 or float64.
+
+    A tensor is taken as it is, (c, h, w) or (b, c, h, w). Everything else is a picture: NumPy arrays have their
+    channels last, (h, w), (h, w, c), (b, h, w) or (b, h, w, c). Grey becomes RGB, or the reverse, if the network asks
+    for it, and an alpha channel is dropped. Integers are bytes from 0 to 255, floats are in [0, 1].
+
+    Arguments:
+        pictures: A tensor, a NumPy array, a PIL image, the path of an image file, the bytes of one, or a list of these.
+        shape: Channels, height and width that the network takes, if they are known.
+        resize: Whether to scale images of another size to that of `shape`, both sides by themselves; or the size.
+
+    Raises:
+        TypeError: If a picture is none of these, or has numbers of another kind.
+        ValueError: If its size or its numbers are not what the network takes.
+        DataError: If a file cannot be read as an image.
+
+    >>> as_images(np.zeros((28, 28), dtype=np.uint8), (1, 28, 28)).shape
+    torch.Size([1, 1, 28, 28])
+    >>> as_images(torch.rand(3, 40, 50), (3, 32, 32), resize=True).shape
+    torch.Size([1, 3, 32, 32])
+    """
+    size = None if shape is None else tuple(shape[1:])
+    if resize is not False:
+        size = _target(size, resize)
+    many = list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+    if not many:
+        raise ValueError("at least one image is needed, got an empty list")
+    parts = [_fit(_tensor(p, None if shape is None else shape[0]), size, resize is not False) for p in many]
+    if odd := [p for p in parts if p.shape[1:] != parts[0].shape[1:]]:
+        raise ValueError(
+            f"images of one call must have one shape, got {tuple(parts[0].shape[1:])} and {tuple(odd[0].shape[1:])}"
+        )
+    return torch.cat([p.to(parts[0].device) for p in parts])
+
+
+def read_picture(source: str | os.PathLike[str] | bytes, channels: int | None = None, most: int = _MOST_PIXELS) -> Any:
+    """Open and decode an image file with Pillow; a photograph is turned upright.
+
+    Arguments:
+        source: Path of the file, or its bytes.
+        channels: 1 for grey, 3 for colour; by default what the file has.
+        most: Pixels that the image may have; one with more is refused before it is decoded.
+
+    Returns:
+        A PIL image of the mode L, RGB or I.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ModuleNotFoundError as error:
+        raise DataError('reading image files needs Pillow: pip install "orthoconv[lab]"') from error
+    name = "the image" if isinstance(source, bytes) else str(source)
+    if not isinstance(source, bytes) and not Path(source).is_file():
+        raise DataError(f"{name} is a folder, not an image" if Path(source).is_dir() else f"{name} does not exist")
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
+            if image.width * image.height > most:
+                raise ValueError(f"it has {image.width} x {image.height} pixels, more than {most}")
+            return _converted(ImageOps.exif_transpose(image), channels)
+    except Exception as error:  # whatever a file of any bytes makes a decoder raise
+        reason = "it is not in a format that is known" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{name} cannot be read as an image ({', '.join(_FORMATS)}): {reason}") from error
+
+
+def _converted(image: Any, channels: int | None) -> Any:
+    """Convert a PIL image to grey or RGB; one of 16 bits stays what it is."""
+    if image.mode == "F":
+        raise ValueError("its pixels are floats, whose range nobody knows; give an array in [0, 1]")
+    if image.mode.startswith("I"):
+        return image.convert("I")
+    grey = image.mode in ("L", "1") if channels is None else channels == 1
+    return image.convert("L" if grey else "RGB")
+
+
+def _tensor(picture: Picture, channels: int | None) -> Tensor:
+    """Return one picture, or a batch, as floats (b, c, h, w) with that number of channels."""
+    if isinstance(picture, Tensor):
+        if picture.ndim not in (3, 4):
+            raise ValueError(f"a tensor must be (c, h, w) or (b, c, h, w), got shape {tuple(picture.shape)}")
+        x = _unit(picture if picture.ndim == 4 else picture[None])
+        if channels is not None and x.shape[1] != channels:
+            raise ValueError(f"the network takes images of {channels} channels, got a tensor {tuple(picture.shape)}")
+        return x
+    if isinstance(picture, str | os.PathLike | bytes):
+        picture = read_picture(picture, channels)
+    elif type(picture).__module__.startswith("PIL."):
+        picture = _converted(picture, channels)
+    elif not isinstance(picture, np.ndarray):
+        raise TypeError(
+            f"an image must be a tensor, a NumPy array, a PIL image, the path of a file or its bytes, "
+            f"got {type(picture).__name__}"
+        )
+    if not isinstance(picture, np.ndarray):
+        wide = picture.mode == "I"  # of 16 bits, which count from 0 to 65535
+        picture = (np.asarray(picture) / 257).round().clip(0, 255).astype(np.uint8) if wide else np.asarray(picture)
+    return _with_channels(_channels_first(picture, channels), channels)
+
+
+def _channels_first(array: np.ndarray[Any, Any], channels: int | None) -> Tensor:
+    """Return a NumPy array (h, w), (h, w, c), (b, h, w) or (b, h, w, c) as floats (b, c, h, w)."""
+    shape = array.shape
+    if array.ndim == 2:
+        array = array[None, :, :, None]
+    elif array.ndim == 3 and shape[2] in (1, 3, 4):
+        array = array[None]
+    elif array.ndim == 3 and (channels == 1 or shape[0] not in (1, 3, 4)):
+        array = array[..., None]
+    if array.ndim != 4 or array.shape[3] not in (1, 3, 4):
+        raise ValueError(
+            f"a NumPy array must be (h, w), (h, w, c), (b, h, w) or (b, h, w, c) with 1, 3 or 4 channels, got shape "
+            f"{shape}; give torch.from_numpy(array) if its channels come first"
+        )
+    try:
+        return _unit(torch.from_numpy(np.array(array))).permute(0, 3, 1, 2).contiguous()
+    except TypeError as error:
+        raise TypeError(f"an image must have bytes from 0 to 255 or floats in [0, 1], got {array.dtype}") from error
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Return bytes, or floats in [0, 1], as floats of 32 bits or more."""
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32) / 255
+    if not x.is_floating_point():
+        raise TypeError(f"an image must have bytes from 0 to 255 (uint8) or floats in [0, 1], got {x.dtype}")
+    x = x.detach() if x.dtype == torch.float64 else x.detach().float()
+    if x.numel() == 0:
+        raise ValueError(f"an image must have pixels, got shape {tuple(x.shape)}")
+    low, high = x.min().item(), x.max().item()
+    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
+        raise ValueError(
+            f"an image of floats must be in [0, 1], got values from {low:.4g} to {high:.4g}; give bytes as uint8"
+        )
+    return x
+
+
+def _with_channels(x: Tensor, channels: int | None) -> Tensor:
+    """Convert pictures (b, c, h, w) of 1, 3 or 4 channels to grey or RGB."""
+    x = x[:, :3]  # without alpha
+    if channels in (None, x.shape[1]):
+        return x
+    if channels == 3:
+        return x.expand(-1, 3, -1, -1)
+    if channels == 1:
+        return (x * x.new_tensor(_LUMA)[:, None, None]).sum(1, keepdim=True).clamp(0, 1)
+    raise ValueError(f"a picture is grey or in colour; the network takes {channels} channels, so give it a tensor")
+
+
+def _target(size: tuple[int, ...] | None, resize: bool | Sequence[int]) -> tuple[int, ...]:
+    if resize is not True:
+        if (
+            not isinstance(resize, Sequence)
+            or len(resize) != 2
+            or not all(isinstance(n, int) and n > 0 for n in resize)
+        ):
+            raise ValueError(f"resize must be True, False, or a height and a width, got {resize!r}")
+        return tuple(resize)
+    if size is None:
+        raise ValueError("resize=True needs a network that knows its size; give resize=(height, width)")
+    return size
+
+
+def _fit(x: Tensor, size: tuple[int, ...] | None, resize: bool) -> Tensor:
+    """Scale images to a size, or refuse them if they have another one."""
+    if size is None or tuple(x.shape[2:]) == size:
+        return x
+    if not resize:
+        raise ValueError(
+            f"the network takes images of {size[0]} x {size[1]} pixels (height x width), got "
+            f"{x.shape[2]} x {x.shape[3]}; resize=True scales them"
+        )
+    return F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True).clamp(0, 1)
