@@ -20,6 +20,11 @@ from orthoconv.nn import register_method
 from orthoconv.nn.reparametrized import frozen
 
 __version__ = "0.1.0"
+"""Version of the package, by semantic versioning.
+
+>>> __version__.count(".")
+2
+"""
 __all__ = [
     "Certificates",
     "ConversionError",

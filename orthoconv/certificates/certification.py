@@ -23,7 +23,12 @@ from orthoconv.modules import in_eval_mode
 from orthoconv.nn.reparametrized import frozen
 from orthoconv.tracing import full_precision
 
-EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
+EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)
+"""Norms of perturbations that `certify` reports on by default: those of the paper and its successors.
+
+>>> EPS[0] == 36 / 255
+True
+"""
 _TINY = sys.float_info.min  # in place of the bound 0 of a constant model, whose radius is the largest number
 
 
@@ -40,6 +45,12 @@ class Certificates(NamedTuple):
             `certify` was called with rounding=False.
         head: What the radius rests on: "pairwise", the bound of each pair of classes (see `pairwise_radius`), or
             "lipschitz", that of all logits together.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> model, x = CayleyLinear(4, 3), torch.rand(5, 4)
+    >>> found = certify(model, [(x, model(x).argmax(1))], eps=[0.1])
+    >>> found.radius.shape, found.clean_accuracy
+    (torch.Size([5]), 1.0)
     """
 
     logits: Tensor

@@ -35,6 +35,9 @@ class LayerFacts:
         largest: Largest singular value of its operator.
         smallest: Smallest one, or None where a border makes it another matrix for each pixel.
         difference: Relative difference of the forward pass and the operator, on random inputs.
+
+    >>> LayerFacts("head", "CayleyLinear", (16,), "orthogonal", 1.5, 1.0, 0.0).faults
+    ['head (CayleyLinear) promises to be orthogonal, but its norm is 1.5']
     """
 
     name: str
@@ -71,6 +74,11 @@ class Verification:
         empirical: Largest ratio of distances that ascent found, with the operators of the model, in float64.
         slack: Largest difference of the logits to those of exact arithmetic, on the inputs that were given.
         worst: What rounding could make of the logits, with sums in the worst order.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> found = verify(CayleyLinear(16, 4), torch.rand(8, 16))
+    >>> len(found.layers), found.faults
+    (1, [])
     """
 
     layers: list[LayerFacts]
@@ -142,7 +150,15 @@ def _difference(model: nn.Module, exact: nn.Module, x: Tensor) -> Tensor:
 
 
 def singular_values(layer: nn.Module, shape: Sequence[int]) -> Tensor | None:
-    """Singular values of a linear layer, in float64; None where a border makes it another matrix for each pixel."""
+    """Singular values of a linear layer, in float64; None where a border makes it another matrix for each pixel.
+
+    Arguments:
+        layer: Layer of this library, or `nn.Linear`.
+        shape: Shape of one input, without the batch.
+
+    >>> singular_values(nn.Linear(3, 2), (3,)).shape
+    torch.Size([2])
+    """
     layer = in_reach_of_double(layer)
     if isinstance(layer, Reparametrized):
         return layer.singular_values_for(shape)

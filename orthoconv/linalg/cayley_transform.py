@@ -18,7 +18,7 @@ def cayley(W: Tensor) -> Tensor:
 
     With the rows of a tall `W` split into a square `U` and the rest `V` (Appendix A.1),
 
-    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \ -2 V (I + A)^{-1} \end{bmatrix},
+    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \\ -2 V (I + A)^{-1} \end{bmatrix},
               \qquad A = U - U^* + V^* V.
 
     The inverse always exists: its spectrum has real part at least 1. The numerator is never formed,
@@ -52,6 +52,9 @@ def cayley(W: Tensor) -> Tensor:
 
 def cayley_preimage(Q: Tensor) -> Tensor:
     """A matrix whose Cayley transform is the semi-orthogonal `Q` (..., m, n); its square block has no eigenvalue -1.
+
+    Arguments:
+        Q: Semi-orthogonal matrices (..., m, n).
 
     >>> W = torch.randn(5, 3, dtype=torch.float64)
     >>> torch.dist(cayley(cayley_preimage(cayley(W))), cayley(W)).item() < 1e-12

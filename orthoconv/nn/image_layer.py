@@ -42,6 +42,10 @@ class ImageLayer(Reparametrized):
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+
+    >>> from orthoconv.nn import CayleyConv2d, CPLConv2d
+    >>> issubclass(CayleyConv2d, ImageLayer), issubclass(CPLConv2d, ImageLayer)
+    (True, True)
     """
 
     transposed: ClassVar[bool] = False

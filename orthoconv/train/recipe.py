@@ -47,6 +47,9 @@ class Recipe:
         precision: "float32"; or "bf16", in which plain layers and activations compute, while the operators and
             products of layers of this library stay in float32. Weights are float32 in either case.
         compile: Whether torch.compile translates the network, which takes minutes and changes the rounding.
+
+    >>> Recipe(epochs=30, loss="offset_cross_entropy").batch_size
+    256
     """
 
     epochs: int = 10
