@@ -2,6 +2,7 @@
 
 __all__ = ["LayerFacts", "Verification", "singular_values", "verify"]
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from orthoconv.attacks.empirical import empirical_lipschitz
 from orthoconv.certificates.bounds import growth, lipschitz_bound
+from orthoconv.certificates.display import table
 from orthoconv.certificates.double import in_double
 from orthoconv.devices import in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
@@ -79,6 +81,8 @@ class Verification:
     >>> found = verify(CayleyLinear(16, 4), torch.rand(8, 16))
     >>> len(found.layers), found.faults
     (1, [])
+    >>> found  # doctest: +ELLIPSIS
+    Verification(verified, 1 layers, Lipschitz bound 1...)
     """
 
     layers: list[LayerFacts]
@@ -99,6 +103,20 @@ class Verification:
         if not self.slack <= self.worst:
             faults.append(f"logits are off by {self.slack:.3g}, but rounding explains only {self.worst:.3g}")
         return faults
+
+    def __repr__(self) -> str:
+        said = f"{len(self.faults)} faults: {'; '.join(self.faults)}" if self.faults else "verified"
+        return f"Verification({said}, {len(self.layers)} layers, Lipschitz bound {self.lipschitz:.9g})"
+
+    def _repr_html_(self) -> str:
+        """Show the layers and the faults, in a notebook."""
+        header = ("layer", "kind", "promise", "largest", "smallest", "forward pass off by")
+        rows = [
+            (f.name, f.kind, f.promise or "none", f"{f.largest:.8g}", "" if f.smallest is None else f"{f.smallest:.8g}",
+             f"{f.difference:.1e}")
+            for f in self.layers
+        ]  # fmt: skip
+        return f"<p>{html.escape(repr(self))}</p>{table(header, rows)}"
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from orthoconv import __version__
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.data import DataError
 from orthoconv.lab.commands import bench, records
+from orthoconv.lab.commands.completion import completion
 from orthoconv.lab.commands.data import data
 from orthoconv.lab.commands.demo import demo
 from orthoconv.lab.commands.evaluate import evaluate
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Any] = {
     "report": report,
     "publish": publish,
     "export": export,
+    "completion": completion,
 }
 EXPECTED = (  # errors that a user can mend
     *(BrokenCertificateError, CheckpointError, DataError, TrainingError, VerificationError),
