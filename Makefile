@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow test-long records records-pause records-resume lint format clean
+.PHONY: help demo docs test test-slow test-long records records-pause records-resume lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -16,6 +16,13 @@ help: ## list the targets
 
 demo: .venv/.installed ## train, certify and attack on digits, and write a page that shows it
 	$(BIN)/orthoconv demo
+
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: .venv/.docs ## the documentation, into site/: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: .venv/.installed ## the quick suite, under three minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -47,4 +54,4 @@ format: .venv/.installed ## write the code as ruff formats it
 	$(BIN)/ruff format .
 
 clean: ## remove everything that was made here
-	rm -rf .venv runs dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv runs dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -37,6 +37,20 @@ def network_table(case: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def summary_table() -> str:
+    """One line per network: time of a training step over that of the plain network in the same run."""
+    lines = ["| network | here | listing | orthogonium's AOC | the paper, on a GPU |", "|---|---|---|---|---|"]
+    for file, name in (("resnet9", "ResNet9"), ("wide_resnet10_10", "WideResNet10-10"), ("kwlarge", "KWLarge")):
+        (case,) = cases(file)
+        train = {method: Figures(**f).train_median for method, f in case["figures"].items()}
+        paper = case["paper"]
+        ratios = [train[m] / train["plain"] if m in train else None for m in ("cayley", "listing", "orthogonium")]
+        ratios.append(paper["cayley"] / paper["plain"] if "plain" in paper else None)
+        shown = ["" if r is None else f"{r:.2f}" if r < 1 else f"{r:.1f}" for r in ratios]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 def layer_table() -> str:
     """One line per layer: Cayley against plain, and the others against Cayley."""
     others = ["listing", "bcop", "rko", "orthogonium"]
@@ -59,7 +73,7 @@ def layer_table() -> str:
 def tables() -> list[str]:
     """All of them."""
     networks = [network_table(case) for name in NETWORKS for case in cases(name)]
-    return [*networks, layer_table(), *(network_table(case) for case in cases("kwlarge_kept"))]
+    return [summary_table(), *networks, layer_table(), *(network_table(case) for case in cases("kwlarge_kept"))]
 
 
 if __name__ == "__main__":

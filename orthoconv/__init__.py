@@ -21,6 +21,11 @@ from orthoconv.nn.reparametrized import frozen
 from orthoconv.predicting import Prediction, Predictions, predict
 
 __version__ = "0.1.0"
+"""Version of the package, by semantic versioning.
+
+>>> __version__.count(".")
+2
+"""
 __all__ = [
     "Certificates",
     "ConversionError",

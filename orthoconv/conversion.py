@@ -37,7 +37,14 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class ConversionError(ValueError):
-    """A network that cannot be made 1-Lipschitz by the rules; the message lists every reason."""
+    """A network that cannot be made 1-Lipschitz by the rules; the message lists every reason.
+
+    >>> from torch import nn
+    >>> convert(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Softmax2d()), (3, 8, 8))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    orthoconv.conversion.ConversionError: ...
+    """
 
 
 def convert(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:

@@ -87,6 +87,9 @@ def to_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
 
     Raises:
         ValueError: If ONNX has no form of an operation of the model.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> to_onnx(CayleyLinear(4, 2), torch.rand(2, 4), Path("model.onnx"))  # doctest: +SKIP
     """
     try:
         import onnx  # noqa: F401

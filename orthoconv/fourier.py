@@ -90,6 +90,12 @@ def kernel_of(D: Tensor, size: Size) -> Tensor:
 def nearest_kernel(D: Tensor, size: Size, taps: Size, *, dilation: int | Size = 1) -> Tensor:
     """Kernel with so many taps whose spectrum is nearest to `D` (g, f, o, i), in the sense of least squares.
 
+    Arguments:
+        D: Spectrum (g, f, o, i).
+        size: Height and width of the image.
+        taps: Height and width of the kernel.
+        dilation: Distance of the taps.
+
     >>> weight = torch.randn(4, 3, 3, 2)
     >>> torch.allclose(nearest_kernel(spectrum(weight, (5, 6)), (5, 6), (3, 2)), weight, atol=1e-5)
     True
@@ -148,6 +154,12 @@ def singular_values(weight: Tensor, size: Size, *, dilation: int | Size = 1, gro
     Returns:
         Shape (h, w, r), r = groups * min(o, i) / groups values for each frequency, in descending order.
 
+    Arguments:
+        weight: Kernel (o, i / groups, kh, kw).
+        size: Height and width of the image.
+        dilation: Distance of the taps.
+        groups: Number of blocks of channels.
+
     >>> singular_values(torch.ones(1, 1, 3, 3), (4, 5)).max()
     tensor(9.)
     """
@@ -155,7 +167,15 @@ def singular_values(weight: Tensor, size: Size, *, dilation: int | Size = 1, gro
 
 
 def spectral_singular_values(D: Tensor, size: Size) -> Tensor:
-    """`singular_values` of the convolution whose spectrum is `D`."""
+    """`singular_values` of the convolution whose spectrum is `D`.
+
+    Arguments:
+        D: Spectrum (g, f, o, i).
+        size: Height and width of the image.
+
+    >>> spectral_singular_values(spectrum(torch.ones(1, 1, 1, 1), (2, 2)), (2, 2)).shape
+    torch.Size([2, 2, 1])
+    """
     values = torch.linalg.svdvals(D).transpose(0, 1).flatten(1)  # (f, r)
     return _whole_plane(values.sort(descending=True).values, size)
 
@@ -163,8 +183,14 @@ def spectral_singular_values(D: Tensor, size: Size) -> Tensor:
 def logabsdet(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: int = 1) -> Tensor:
     """Logarithm of the absolute determinant of a circular convolution with equal channels.
 
-    >>> logabsdet(torch.eye(2)[..., None, None] * torch.e, (4, 5))
-    tensor(40.)
+    Arguments:
+        weight: Kernel (o, i / groups, kh, kw).
+        size: Height and width of the image.
+        dilation: Distance of the taps.
+        groups: Number of blocks of channels.
+
+    >>> round(logabsdet(torch.eye(2)[..., None, None] * torch.e, (4, 5)).item(), 3)
+    40.0
     """
     D = spectrum(weight, size, dilation=dilation, groups=groups)
     _require_square(D, "logabsdet")
@@ -173,12 +199,28 @@ def logabsdet(weight: Tensor, size: Size, *, dilation: int | Size = 1, groups: i
 
 
 def offsets(k: int, dilation: int) -> Tensor:
-    """Pixels that the `k` taps of a kernel read, relative to the centre."""
+    """Pixels that the `k` taps of a kernel read, relative to the centre.
+
+    Arguments:
+        k: Number of taps.
+        dilation: Distance of the taps.
+
+    >>> offsets(3, 1), offsets(4, 2)
+    (tensor([-1,  0,  1]), tensor([-3, -1,  1,  3]))
+    """
     return dilation * torch.arange(k) - dilation * (k - 1) // 2
 
 
 def padding(k: Size, dilation: Size) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns that a kernel with `k` taps reads before a pixel, and after it."""
+    """Rows and columns that a kernel with `k` taps reads before a pixel, and after it.
+
+    Arguments:
+        k: Numbers of taps, of rows and of columns.
+        dilation: Distances of the taps.
+
+    >>> padding((3, 4), (1, 1))
+    ((1, 1), (1, 2))
+    """
     spans = dilation[0] * (k[0] - 1), dilation[1] * (k[1] - 1)
     before = spans[0] // 2, spans[1] // 2
     return before, (spans[0] - before[0], spans[1] - before[1])

@@ -40,6 +40,10 @@ def dense_matrix(layer: Layer, input_shape: Sequence[int], *, dtype: torch.dtype
 def orthogonality_error(layer: Layer | Tensor, input_shape: Sequence[int] | None = None) -> float:
     """Largest distance of a singular value of the layer, or of a matrix, from 1.
 
+    Arguments:
+        layer: Affine map of batches, or a matrix.
+        input_shape: Shape of one input of a layer, without the batch.
+
     >>> orthogonality_error(2 * torch.eye(3))
     1.0
     """
@@ -49,7 +53,19 @@ def orthogonality_error(layer: Layer | Tensor, input_shape: Sequence[int] | None
 def assert_orthogonal(
     layer: Layer | Tensor, input_shape: Sequence[int] | None = None, *, atol: float | None = None
 ) -> None:
-    """Raise an AssertionError unless every singular value is 1, up to `atol` (by default 10 n eps)."""
+    """Raise an AssertionError unless every singular value is 1, up to `atol` (by default 10 n eps).
+
+    Arguments:
+        layer: Affine map of batches, or a matrix.
+        input_shape: Shape of one input of a layer, without the batch.
+        atol: Distance from 1 that is allowed.
+
+    >>> assert_orthogonal(torch.eye(3))
+    >>> assert_orthogonal(2 * torch.eye(3))
+    Traceback (most recent call last):
+    ...
+    AssertionError: not orthogonal: singular values in [2, 2], not within 3.58e-06 of 1
+    """
     values = _singular_values(layer, input_shape)
     atol = _tolerance(values) if atol is None else atol
     if not bool(((values - 1).abs() <= atol).all()):
@@ -61,7 +77,15 @@ def assert_orthogonal(
 def assert_nonexpansive(
     layer: Layer | Tensor, input_shape: Sequence[int] | None = None, *, atol: float | None = None
 ) -> None:
-    """Raise an AssertionError unless every singular value is at most 1, up to `atol` (by default 10 n eps)."""
+    """Raise an AssertionError unless every singular value is at most 1, up to `atol` (by default 10 n eps).
+
+    Arguments:
+        layer: Affine map of batches, or a matrix.
+        input_shape: Shape of one input of a layer, without the batch.
+        atol: Excess over 1 that is allowed.
+
+    >>> assert_nonexpansive(torch.eye(3) / 2)
+    """
     values = _singular_values(layer, input_shape)
     atol = _tolerance(values) if atol is None else atol
     if not bool((values <= 1 + atol).all()):
@@ -70,7 +94,18 @@ def assert_nonexpansive(
 
 @torch.no_grad()
 def norm_ratios(layer: Layer, x: Tensor) -> Tensor:
-    """|L x| / |x| for each example of the batch, where L is the linear part of the layer (Figure 1)."""
+    """|L x| / |x| for each example of the batch, where L is the linear part of the layer (Figure 1).
+
+    Arguments:
+        layer: Affine map of batches.
+        x: Inputs (b, ...), none of them zero.
+
+    Returns:
+        Shape (b,), in float64.
+
+    >>> norm_ratios(nn.Identity(), torch.ones(2, 3))
+    tensor([1., 1.], dtype=torch.float64)
+    """
     y = layer(x) - layer(torch.zeros_like(x[:1]))
     after, before = (torch.linalg.vector_norm(t.flatten(1).double(), dim=1) for t in (y, x))
     return torch.div(after, before)

@@ -13,7 +13,13 @@ from orthoconv.files import sha256, write_atomically
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used; the message has its path and the reason."""
+    """A checkpoint cannot be used; the message has its path and the reason.
+
+    >>> load_weights(Path("missing.safetensors"), None)
+    Traceback (most recent call last):
+    ...
+    orthoconv.weights.CheckpointError: missing.safetensors does not exist
+    """
 
 
 def save_weights(path: Path, model: nn.Module, card: dict[str, Any]) -> None:
@@ -24,12 +30,31 @@ def save_weights(path: Path, model: nn.Module, card: dict[str, Any]) -> None:
         model: Model to save.
         card: What goes with the weights; it must be JSON. With "network", the arguments of `orthoconv.models.build`,
             `orthoconv.models.load` can open the file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.safetensors"
+    ...     save_weights(path, nn.Linear(2, 3), {"note": "mine"})
+    ...     load_weights(path, nn.Linear(2, 3))
+    {'note': 'mine'}
     """
     write(path, {f"model.{k}": v for k, v in model.state_dict().items()}, {"state": card})
 
 
 def load_weights(path: Path, model: nn.Module | None) -> dict[str, Any]:
-    """Read a file by `save_weights` or `save_checkpoint` into `model`, if it is given, and return its card or state."""
+    """Read a file by `save_weights` or `save_checkpoint` into `model`, if it is given, and return its card or state.
+
+    Arguments:
+        path: File to read.
+        model: Module that takes the weights, or None to read the card alone.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.safetensors"
+    ...     save_weights(path, nn.Linear(2, 3), {"note": "mine"})
+    ...     load_weights(path, nn.Linear(2, 3))
+    {'note': 'mine'}
+    """
     tensors, header = read(path)
     if model is not None:
         load_into(path, model, tensors)

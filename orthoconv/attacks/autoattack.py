@@ -24,8 +24,23 @@ def apgd(
 ) -> Tensor:
     """Adversarial inputs by APGD with the cross-entropy or the difference of logits ratio; inputs are in [0, 1].
 
+    Arguments:
+        model: Function of a batch to logits.
+        x: Inputs (b, ...) in [0, 1], on any device, where the result will be.
+        labels: True classes (b,).
+        ball: Where perturbations may be.
+        loss: "ce", the cross-entropy, or "dlr", the difference of logits ratio.
+        iterations: Steps of each attack.
+        restarts: Number of random starts.
+        seed: That of the random starts.
+
     Returns:
         For each example the input that APGD ends with; those that it does not break are returned as they were.
+
+    >>> model, x = nn.Linear(3, 3, bias=False), torch.tensor([[0.5, 0.4, 0.1]])
+    >>> _ = nn.init.eye_(model.weight)  # the class is the largest entry
+    >>> model(apgd(model, x, torch.tensor([0]), L2Ball(0.2), iterations=5)).argmax(1)
+    tensor([1])
     """
     try:
         from pyautoattack.autopgd_base import APGDAttack

@@ -18,7 +18,13 @@ _TINY = 1e-12
 class L2Ball:
     """Perturbations of l2 norm at most `eps` that leave an input in [low, high]: what a step and a start are in it.
 
-    `eps` is a number, or a tensor (b,) with one for each example.
+    Attributes:
+        eps: Largest norm: a number, or a tensor (b,) with one for each example.
+        low: Smallest value of an input.
+        high: Largest value of an input.
+
+    >>> L2Ball(0.5).project(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]))
+    tensor([[0.3000, 0.4000]])
     """
 
     eps: float | Tensor
@@ -77,6 +83,11 @@ def pgd(
 
     Returns:
         For each example the first input met with another class than its label, else the last one tried.
+
+    >>> model, x = nn.Linear(2, 2, bias=False), torch.tensor([[0.5, 0.4]])
+    >>> _ = nn.init.eye_(model.weight)  # the class is the larger entry
+    >>> model(pgd(model, x, torch.tensor([0]), L2Ball(0.2))).argmax(1)
+    tensor([1])
     """
     if not torch.is_grad_enabled():
         raise RuntimeError("PGD needs gradients; call it outside torch.no_grad")

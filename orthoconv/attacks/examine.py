@@ -40,6 +40,11 @@ def cross_examine(
 
     Returns:
         A truth value for each example, (b,).
+
+    >>> model, x = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)), torch.tensor([[0.9, 0.4], [0.6, 0.5]])
+    >>> _ = nn.init.eye_(model[1].weight)  # the class is the larger entry
+    >>> cross_examine(model, x, torch.tensor([0, 0]), torch.tensor([0.5, 0.5]) / 2**0.5, iterations=3)
+    tensor([False,  True])
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share!r}")

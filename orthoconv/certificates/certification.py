@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orthoconv import budget
 from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.bounds import growth
+from orthoconv.certificates.display import curve, in_levels, table
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, split_head
@@ -25,7 +26,12 @@ from orthoconv.modules import in_eval_mode
 from orthoconv.nn.reparametrized import frozen
 from orthoconv.tracing import full_precision
 
-EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)  # of the paper and its successors
+EPS = (36 / 255, 72 / 255, 108 / 255, 1.0)
+"""Norms of perturbations that `certify` reports on by default: those of the paper and its successors.
+
+>>> EPS[0] == 36 / 255
+True
+"""
 _TINY = sys.float_info.min  # in place of the bound 0 of a constant model, whose radius is the largest number
 
 
@@ -42,6 +48,14 @@ class Certificates(NamedTuple):
             `certify` was called with rounding=False.
         head: What the radius rests on: "pairwise", the bound of each pair of classes (see `pairwise_radius`), or
             "lipschitz", that of all logits together.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> model, x = CayleyLinear(4, 3), torch.rand(5, 4)
+    >>> found = certify(model, [(x, model(x).argmax(1))], eps=[0.1])
+    >>> found.radius.shape, found.clean_accuracy
+    (torch.Size([5]), 1.0)
+    >>> found._replace(radius=torch.ones(5))
+    Certificates(5 examples, 100.0% correct, certified 100.0% at 0.1)
     """
 
     logits: Tensor
@@ -66,6 +80,17 @@ class Certificates(NamedTuple):
     def certified_accuracy(self) -> dict[float, float]:
         """For each eps, the fraction of examples whose class no perturbation of norm eps changes."""
         return {eps: float((self.radius > eps).double().mean()) for eps in self.eps}
+
+    def __repr__(self) -> str:
+        at = ", ".join(f"{share:.1%} at {in_levels(eps)}" for eps, share in self.certified_accuracy.items())
+        return f"Certificates({len(self.radius)} examples, {self.clean_accuracy:.1%} correct, certified {at})"
+
+    def _repr_html_(self) -> str:
+        """Show the accuracy by radius, in a notebook."""
+        rows = [("0 (clean)", f"{self.clean_accuracy:.1%}")]
+        rows += [(in_levels(eps), f"{share:.1%}") for eps, share in self.certified_accuracy.items()]
+        about = f"{len(self.radius)} examples, Lipschitz bound {self.lipschitz:.9g}, radii by {self.head} bounds"
+        return f"<p>{about}</p>{table(('radius', 'certified'), rows)}{curve(self.radius)}"
 
 
 def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, slack: Tensor | float = 0.0) -> Tensor:

@@ -26,6 +26,9 @@ def in_double(model: nn.Module) -> nn.Module:
     operators again, in float64. The copy is on the model's device, or on the CPU where that device has no float64.
     A layer with hooks, or with methods that the copy would leave out, is refused.
 
+    Arguments:
+        model: Model whose modules have a rule; it is not changed.
+
     >>> import torch
     >>> from orthoconv.nn import CayleyLinear
     >>> model, x = CayleyLinear(8, 4).eval(), torch.rand(2, 8)

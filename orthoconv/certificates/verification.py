@@ -2,6 +2,7 @@
 
 __all__ = ["LayerFacts", "Verification", "singular_values", "verify"]
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from orthoconv.attacks.empirical import empirical_lipschitz
 from orthoconv.certificates.bounds import growth, lipschitz_bound
+from orthoconv.certificates.display import table
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_double_near, in_reach_of_double, move
@@ -36,6 +38,9 @@ class LayerFacts:
         largest: Largest singular value of its operator.
         smallest: Smallest one, or None where a border makes it another matrix for each pixel.
         difference: Relative difference of the forward pass and the operator, on random inputs.
+
+    >>> LayerFacts("head", "CayleyLinear", (16,), "orthogonal", 1.5, 1.0, 0.0).faults
+    ['head (CayleyLinear) promises to be orthogonal, but its norm is 1.5']
     """
 
     name: str
@@ -72,6 +77,13 @@ class Verification:
         empirical: Largest ratio of distances that ascent found, with the operators of the model, in float64.
         slack: Largest difference of the logits to those of exact arithmetic, on the inputs that were given.
         worst: What rounding could make of the logits, with sums in the worst order.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> found = verify(CayleyLinear(16, 4), torch.rand(8, 16))
+    >>> len(found.layers), found.faults
+    (1, [])
+    >>> found  # doctest: +ELLIPSIS
+    Verification(verified, 1 layers, Lipschitz bound 1...)
     """
 
     layers: list[LayerFacts]
@@ -92,6 +104,20 @@ class Verification:
         if not self.slack <= self.worst:
             faults.append(f"logits are off by {self.slack:.3g}, but rounding explains only {self.worst:.3g}")
         return faults
+
+    def __repr__(self) -> str:
+        said = f"{len(self.faults)} faults: {'; '.join(self.faults)}" if self.faults else "verified"
+        return f"Verification({said}, {len(self.layers)} layers, Lipschitz bound {self.lipschitz:.9g})"
+
+    def _repr_html_(self) -> str:
+        """Show the layers and the faults, in a notebook."""
+        header = ("layer", "kind", "promise", "largest", "smallest", "forward pass off by")
+        rows = [
+            (f.name, f.kind, f.promise or "none", f"{f.largest:.8g}", "" if f.smallest is None else f"{f.smallest:.8g}",
+             f"{f.difference:.1e}")
+            for f in self.layers
+        ]  # fmt: skip
+        return f"<p>{html.escape(repr(self))}</p>{table(header, rows)}"
 
 
 @torch.no_grad()
@@ -144,7 +170,15 @@ def _difference(model: nn.Module, exact: nn.Module, x: Tensor) -> Tensor:
 
 
 def singular_values(layer: nn.Module, shape: Sequence[int]) -> Tensor | None:
-    """Singular values of a linear layer, in float64; None where a border makes it another matrix for each pixel."""
+    """Singular values of a linear layer, in float64; None where a border makes it another matrix for each pixel.
+
+    Arguments:
+        layer: Layer of this library, or `nn.Linear`.
+        shape: Shape of one input, without the batch.
+
+    >>> singular_values(nn.Linear(3, 2), (3,)).shape
+    torch.Size([2])
+    """
     layer = in_reach_of_double(layer)
     if isinstance(layer, Reparametrized):
         return layer.singular_values_for(shape)

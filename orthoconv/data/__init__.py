@@ -20,6 +20,11 @@ DATASETS: dict[str, Callable[[Path | None, Progress | None], tuple[Split, Split]
     "stl10": stl10,
     "folder": image_folder,
 }
+"""Data sets that `load` knows: the function of each makes its training and its test split.
+
+>>> "cifar10" in DATASETS
+True
+"""
 
 
 def load(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> tuple[Split, Split]:

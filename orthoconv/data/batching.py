@@ -24,7 +24,15 @@ def generator(*numbers: int) -> torch.Generator:
 
 
 def batches(split: Split, size: int) -> Iterator[Split]:
-    """Yield the split in order, in pieces of at most `size` images."""
+    """Yield the split in order, in pieces of at most `size` images.
+
+    Arguments:
+        split: Images and labels.
+        size: Largest number of images in a batch.
+
+    >>> [len(labels) for _, labels in batches(Split(torch.rand(5, 1, 8, 8), torch.arange(5)), 2)]
+    [2, 2, 1]
+    """
     for images, labels in zip(split.images.split(size), split.labels.split(size), strict=True):
         yield Split(images, labels)
 

@@ -12,11 +12,27 @@ Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
 class DataError(Exception):
-    """A data set is missing, damaged or not the expected one; the message says which and where."""
+    """A data set is missing, damaged or not the expected one; the message says which and where.
+
+    >>> from orthoconv.data import load
+    >>> load("mnist")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    orthoconv.data.split.DataError: ...; got 'mnist'
+    """
 
 
 class Split(NamedTuple):
-    """Images (n, c, h, w) in [0, 1], float32, and their labels (n,), int64."""
+    """Images (n, c, h, w) in [0, 1], float32, and their labels (n,), int64.
+
+    Attributes:
+        images: The images.
+        labels: The class of each.
+
+    >>> split = Split(torch.rand(5, 1, 8, 8), torch.arange(5))
+    >>> split.first(2).labels
+    tensor([0, 1])
+    """
 
     images: Tensor
     labels: Tensor

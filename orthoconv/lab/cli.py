@@ -14,6 +14,7 @@ from orthoconv.allocator import keep_freed_memory
 from orthoconv.data import DataError
 from orthoconv.lab.commands import bench, records
 from orthoconv.lab.commands.certify import certify
+from orthoconv.lab.commands.completion import completion
 from orthoconv.lab.commands.data import data
 from orthoconv.lab.commands.demo import demo
 from orthoconv.lab.commands.evaluate import evaluate
@@ -61,6 +62,7 @@ COMMANDS: dict[str, Any] = {
     "report": report,
     "publish": publish,
     "export": export,
+    "completion": completion,
 }
 EXPECTED = (  # errors that a user can mend
     *(BrokenCertificateError, CheckpointError, DataError, TrainingError, VerificationError),

@@ -5,6 +5,7 @@ __all__ = ["held_out_images", "train_run"]
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from orthoconv.certificates import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
 from orthoconv.lab.configs import Training
+from orthoconv.lab.logging import Logger
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
@@ -34,6 +36,7 @@ def train_run(
     resume: bool = False,
     device: torch.device = torch.device("cpu"),  # noqa: B008
     held_out: bool = False,
+    loggers: Sequence[Logger] = (),
 ) -> None:
     """Train a network, certify it after each epoch, and write everything to the folder of the run.
 
@@ -44,6 +47,7 @@ def train_run(
         resume: Continue from the last checkpoint of the folder, if there is one.
         held_out: Certify on the training images that `training.examples` leaves out. The test images are not used.
         device: Device that computes.
+        loggers: What else gets the figures of each step and epoch; in one of several processes, none.
     """
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
         raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
@@ -64,7 +68,8 @@ def train_run(
         if not (resume and run.initial_path.exists()):
             save_weights(run.initial_path, network, config)
     with together(world, run.checkpoint_path):
-        _fit(network, split, test, training.recipe, run, resume, world, "held out" if held_out else "test")
+        label = "held out" if held_out else "test"
+        _fit(network, split, test, training.recipe, run, resume, world, label, loggers)
         finish(world)
     if world.rank == 0:
         save_weights(run.weights_path, network, {**config, "metrics": run.metrics()[-1:]})
@@ -95,7 +100,15 @@ def _require_same(run: Run, training: Training) -> None:
 
 
 def _fit(
-    network: nn.Module, split: Split, test: Split, recipe: Recipe, run: Run, resume: bool, world: World, label: str
+    network: nn.Module,
+    split: Split,
+    test: Split,
+    recipe: Recipe,
+    run: Run,
+    resume: bool,
+    world: World,
+    label: str,
+    loggers: Sequence[Logger],
 ) -> None:
     steps = recipe.epochs * (len(split.labels) // recipe.batch_size)
     interval = 0.1 if world.rank == 0 and sys.stderr.isatty() else 10
@@ -104,6 +117,8 @@ def _fit(
         def on_step(figures: dict[str, Any]) -> None:
             bar.update(figures["step"] - bar.n)
             bar.set_postfix(_postfix(figures, bar.format_dict["rate"], recipe.batch_size), refresh=False)
+            for logger in loggers:
+                logger.step(figures)
 
         started, known = time.process_time(), run.metrics()
         for figures in fit(network, split, recipe, run.checkpoint_path, resume=resume, world=world, on_step=on_step):
@@ -115,6 +130,8 @@ def _fit(
                 run.add_metrics(record)
                 tqdm.write(_line(record, label), file=sys.stdout)
                 sys.stdout.flush()
+                for logger in loggers:
+                    logger.epoch(record)
 
 
 def _postfix(figures: dict[str, Any], rate: float | None, batch_size: int) -> dict[str, str]:

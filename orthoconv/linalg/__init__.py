@@ -21,6 +21,12 @@ from orthoconv.linalg.norms import (
 from orthoconv.linalg.reflection import orthonormal, reflect, resized
 
 Orthogonalizer = Callable[[Tensor], Tensor]
+"""Function of matrices (..., m, n) to orthogonal ones of the same shape, such as `cayley`.
+
+>>> from orthoconv.linalg import bjorck, orthogonalizer
+>>> orthogonalizer("bjorck") is bjorck
+True
+"""
 
 __all__ = [
     "Orthogonalizer",
@@ -48,7 +54,14 @@ __all__ = [
 
 
 def orthogonalizer(name: str) -> Orthogonalizer:
-    """The function called `name`: "bjorck" or "cayley"."""
+    """The function called `name`: "bjorck" or "cayley".
+
+    Arguments:
+        name: "bjorck" or "cayley".
+
+    >>> orthogonalizer("cayley") is cayley
+    True
+    """
     functions: dict[str, Orthogonalizer] = {"bjorck": bjorck, "cayley": cayley}
     if name not in functions:
         raise ValueError(f"orthogonalizer must be one of {', '.join(map(repr, functions))}, got {name!r}")

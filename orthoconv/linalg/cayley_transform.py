@@ -18,7 +18,7 @@ def cayley(W: Tensor) -> Tensor:
 
     With the rows of a tall `W` split into a square `U` and the rest `V` (Appendix A.1),
 
-    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \ -2 V (I + A)^{-1} \end{bmatrix},
+    .. math:: Q = \begin{bmatrix} (I - A)(I + A)^{-1} \\ -2 V (I + A)^{-1} \end{bmatrix},
               \qquad A = U - U^* + V^* V.
 
     The inverse always exists: its spectrum has real part at least 1. The numerator is never formed,
@@ -55,6 +55,10 @@ def cayley_preimage(Q: Tensor, damping: float = 0.0) -> Tensor:
 
     An eigenvalue near -1 gives a large preimage. With a damping > 0, which is added to all eigenvalues, the preimage is
     smaller, and its transform is another matrix than `Q`.
+
+    Arguments:
+        Q: Semi-orthogonal matrices (..., m, n).
+        damping: Number that is added to the eigenvalues.
 
     >>> W = torch.randn(5, 3, dtype=torch.float64)
     >>> torch.dist(cayley(cayley_preimage(cayley(W))), cayley(W)).item() < 1e-12

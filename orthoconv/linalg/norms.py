@@ -34,6 +34,10 @@ def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:
     It is the power iteration from every vector at once: :math:`\|G^{p}\|_F^{1/2p}` with :math:`G = W^* W` and p a power
     of 2, found by squaring. An iterate from one vector would be a lower bound, and prove nothing.
 
+    Arguments:
+        W: Matrices (..., m, n).
+        squarings: How often the Gram matrix is squared; more make the bound tighter.
+
     >>> norm_bound(torch.eye(2)) >= 1
     tensor(True)
     """
@@ -54,6 +58,9 @@ def norm_bound(W: Tensor, squarings: int = 3) -> Tensor:
 def spectral_norm(D: Tensor) -> float:
     """Largest singular value among matrices (..., m, n), found in float64 and rounded up, at any scale.
 
+    Arguments:
+        D: Matrices (..., m, n), real or complex.
+
     >>> spectral_norm(torch.tensor([[1e-200]], dtype=torch.float64)) >= 1e-200
     True
     """
@@ -68,6 +75,9 @@ def spectral_norm(D: Tensor) -> float:
 
 def frobenius_norm(x: Tensor) -> float:
     """Square root of the sum of all squares, found in float64, at any scale.
+
+    Arguments:
+        x: Tensor of any shape.
 
     >>> frobenius_norm(torch.full((4,), 1e-200, dtype=torch.float64))
     2e-200
@@ -95,6 +105,9 @@ def without_noise(W: Tensor) -> Tensor:
 
     At a frequency where a kernel has no spectrum, what is left is noise, and not the same at its conjugate.
 
+    Arguments:
+        W: Matrices (f, ..., o, i).
+
     >>> without_noise(torch.tensor([[[1.0]], [[1e-9]]])).flatten()
     tensor([1., 0.])
     """
@@ -105,6 +118,12 @@ def without_noise(W: Tensor) -> Tensor:
 
 def row_norms(x: Tensor) -> Tensor:
     """Norm of each example of a batch (b, ...), at any scale.
+
+    Arguments:
+        x: Batch (b, ...).
+
+    Returns:
+        Shape (b,).
 
     >>> row_norms(torch.full((1, 4), 1e-30))
     tensor([2.0000e-30])
@@ -120,7 +139,15 @@ def row_norms(x: Tensor) -> Tensor:
 
 
 def weight_norm(V: Tensor, g: Tensor) -> Tensor:
-    """Return g V / |V| (Section 4.1), zero where V is zero; its gradient takes few passes over V."""
+    """Return g V / |V| (Section 4.1), zero where V is zero; its gradient takes few passes over V.
+
+    Arguments:
+        V: Real tensor of any shape.
+        g: Norm that the result has.
+
+    >>> weight_norm(torch.tensor([3.0, 4.0]), torch.tensor(10.0))
+    tensor([6., 8.])
+    """
 
     def ordinary(V: Tensor, g: Tensor) -> Tensor:
         return V * weight_scale(V, g)
@@ -146,6 +173,9 @@ def weight_norm_gradients(grad: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, T
 def gram(V: Tensor) -> Tensor:
     """Return V V^T of a real matrix (m, n); its gradient takes one product, not two.
 
+    Arguments:
+        V: Matrix (m, n).
+
     >>> gram(torch.ones(2, 3))
     tensor([[3., 3.],
             [3., 3.]])
@@ -159,6 +189,9 @@ def gram(V: Tensor) -> Tensor:
 
 def lower_gram(V: Tensor) -> Tensor:
     """V V* for V (..., m, n); of large matrices, blocks above the diagonal are not computed.
+
+    Arguments:
+        V: Matrices (..., m, n).
 
     >>> lower_gram(torch.ones(1, 2, 3))
     tensor([[[3., 3.],
@@ -179,6 +212,9 @@ def gram_factor(V: Tensor) -> Tensor | None:
 
     The largest norm of all L, times the largest norm of their inverses, must be small: a V that is far smaller than the
     others is not well-conditioned, either.
+
+    Arguments:
+        V: Matrices (..., m, n) with m >= n.
 
     >>> gram_factor(torch.eye(3, 2)) is not None, gram_factor(torch.ones(3, 2)) is None
     (True, True)

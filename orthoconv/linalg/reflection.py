@@ -88,6 +88,10 @@ def reflect(x: Tensor, V: Tensor, L: Tensor, features: int) -> Tensor:
 def resized(x: Tensor, n: int) -> Tensor:
     """Cut off entries of the last axis, or append zeros, to length n.
 
+    Arguments:
+        x: Tensor (..., m).
+        n: Length of the last axis of the result.
+
     >>> resized(torch.ones(1, 2), 3)
     tensor([[1., 1., 0.]])
     """

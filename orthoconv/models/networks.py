@@ -51,10 +51,22 @@ NETWORKS = {
     "lipconvnet": Network(6, 32, words=lipconvnet, options=("depth",)),
     "liresnet": Network(9, 8, words=liresnet, options=("depth",), conv="lires"),
 }
+"""Networks that `build` knows by name, and what it needs to know of each.
+
+>>> sorted(NETWORKS)
+['critic', 'kwlarge', 'lipconvnet', 'liresnet', 'resnet9', 'wide_resnet10_10']
+"""
 
 
 def default_conv(name: str) -> str:
-    """Name of the method of a network's convolutions if none is given."""
+    """Name of the method of a network's convolutions if none is given.
+
+    Arguments:
+        name: One of `NETWORKS`, or "custom".
+
+    >>> default_conv("kwlarge")
+    'cayley'
+    """
     conv = NETWORKS[name].conv if name in NETWORKS else "cayley"
     return conv if conv in conv_methods() else "cayley"
 

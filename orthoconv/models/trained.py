@@ -20,6 +20,11 @@ from orthoconv.weights import CheckpointError, load_into, read
 PRETRAINED = {  # name, and SHA-256 of the weights
     "kwlarge_cayley_cifar10": "7a06d241b336aa98586e2e9ae9c9ff0950fec4844f45a59af76b4cf9a530ff1f"
 }
+"""Networks that come with the package: the name of each, and the SHA-256 of its weights.
+
+>>> "kwlarge_cayley_cifar10" in PRETRAINED
+True
+"""
 
 
 def load(path: str | os.PathLike[str]) -> nn.Sequential:
@@ -36,6 +41,15 @@ def load(path: str | os.PathLike[str]) -> nn.Sequential:
         FileNotFoundError: If the path does not exist, or is a folder without a run.
         CheckpointError: If the weights are damaged, or belong to another network.
         ValueError: If the description of the network is damaged or missing.
+
+    >>> import tempfile
+    >>> from orthoconv.weights import save_weights
+    >>> network = {"name": ["conv 4 s2", "maxmin", "flatten", "head"], "image_size": 8}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.safetensors"
+    ...     save_weights(path, build(**network), {"network": network})
+    ...     len(load(path))
+    4
     """
     path = Path(path)
     if path.is_dir():
@@ -103,13 +117,24 @@ def pretrained(name: str) -> nn.Sequential:
 
     Raises:
         CheckpointError: If the file is damaged, or is not the one that this version of the package came with.
+
+    >>> model = pretrained("kwlarge_cayley_cifar10")
+    >>> model.training
+    False
     """
     tensors, about = _open(name)
     return _assemble(about["model"], _path(name), tensors, _path(name), about)
 
 
 def card(name: str) -> dict[str, Any]:
-    """Return how a network of the package was trained, and its accuracy: clean, certified and under attack."""
+    """Return how a network of the package was trained, and its accuracy: clean, certified and under attack.
+
+    Arguments:
+        name: One of `PRETRAINED`.
+
+    >>> card("kwlarge_cayley_cifar10")["model"]["name"]
+    'kwlarge'
+    """
     return _open(name)[1]
 
 

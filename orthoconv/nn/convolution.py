@@ -31,6 +31,11 @@ class BaseConv2d(ImageLayer):
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
+
+    >>> from orthoconv.nn import CayleyConv2d
+    >>> layer = CayleyConv2d(3, 8, 3)
+    >>> isinstance(layer, BaseConv2d), layer.singular_values((4, 4)).shape
+    (True, torch.Size([4, 4, 3]))
     """
 
     @abstractmethod
@@ -147,6 +152,12 @@ class TransposedConv2d(BaseConv2d):
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+
+    >>> import torch
+    >>> from orthoconv.nn import CayleyConvTranspose2d
+    >>> layer = CayleyConvTranspose2d(12, 3, 2, stride=2)
+    >>> isinstance(layer, TransposedConv2d), layer(torch.zeros(1, 12, 4, 4)).shape
+    (True, torch.Size([1, 3, 8, 8]))
     """
 
     replaces = nn.ConvTranspose2d

@@ -49,6 +49,10 @@ class ImageLayer(Reparametrized):
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride). As in torch, images
         in the memory format channels_last give images in that format, and others give contiguous ones; that of the
         weight does not matter.
+
+    >>> from orthoconv.nn import CayleyConv2d, CPLConv2d
+    >>> issubclass(CayleyConv2d, ImageLayer), issubclass(CPLConv2d, ImageLayer)
+    (True, True)
     """
 
     replaces: ClassVar[type[nn.Module]] = nn.Conv2d

@@ -25,6 +25,17 @@ class KernelConv2d(BaseConv2d):
     """Circular convolution by a kernel (o, i / groups, kh, kw) that is computed from parameters; abstract.
 
     A method is a subclass with an `operator` that returns the kernel.
+
+    Arguments are those of `BaseConv2d`.
+
+    >>> class Identity(KernelConv2d):
+    ...     identity = True
+    ...
+    ...     def operator(self, size, *sources):
+    ...         return torch.eye(self.out_channels, self.in_channels)[:, :, None, None]
+    >>> x = torch.rand(1, 2, 4, 4)
+    >>> torch.equal(Identity(2, 2, 1, bias=False)(x), x)
+    True
     """
 
     depends_on_size: ClassVar[bool] = False
@@ -72,6 +83,13 @@ class WeightConv2d(KernelConv2d):
     Arguments are those of `BaseConv2d`, and
 
         identity: Whether the weight starts as the identity kernel; otherwise as that of nn.Conv2d.
+
+    >>> class Halved(WeightConv2d):
+    ...     def operator(self, size, *sources):
+    ...         return sources[0] / 2
+    >>> layer = Halved(3, 8, 3)
+    >>> torch.equal(layer.kernel, layer.weight / 2)
+    True
     """
 
     def set_up(self, *, identity: bool = False) -> None:

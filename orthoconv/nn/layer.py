@@ -17,6 +17,21 @@ class Layer(nn.Module, ABC):
 
     Certificates, export and verification ask these methods. `shape` is the shape of one input, without the batch.
     Modules that are not a `Layer` get a rule by `orthoconv.register_rule`.
+
+    >>> class Half(Layer):
+    ...     guarantee = "nonexpansive"
+    ...
+    ...     def forward(self, x):
+    ...         return x / 2
+    ...
+    ...     def lipschitz(self, shape):
+    ...         return 0.5
+    ...
+    ...     def rounding_units(self, shape):
+    ...         return 0.0
+    >>> from orthoconv import lipschitz_bound
+    >>> lipschitz_bound(Half(), (3,))
+    0.5
     """
 
     guarantee: ClassVar[Guarantee | None] = None  # what the class promises for any parameters
@@ -80,7 +95,22 @@ Child = Callable[[str, nn.Module, Tensor], G]  # the bounds of a part, by name, 
 
 
 class Combination(nn.Module, ABC):
-    """Module made of others, such as a residual connection, that knows how their bounds combine; abstract."""
+    """Module made of others, such as a residual connection, that knows how their bounds combine; abstract.
+
+    >>> class Mean(Combination):
+    ...     def __init__(self, f, g):
+    ...         super().__init__()
+    ...         self.f, self.g = f, g
+    ...
+    ...     def forward(self, x):
+    ...         return (self.f(x) + self.g(x)) / 2
+    ...
+    ...     def growth(self, x, child):
+    ...         return 0.5 * (child("f", self.f, x) + child("g", self.g, x))
+    >>> from orthoconv import lipschitz_bound
+    >>> lipschitz_bound(Mean(nn.ReLU(), nn.Identity()), (3,))
+    1.0
+    """
 
     @abstractmethod
     def growth(self, x: Tensor, child: Child[G]) -> G:

@@ -35,6 +35,12 @@ class BaseLinear(Reparametrized):
 
     Shape:
         (..., in_features), to (..., out_features).
+
+    >>> class Negated(BaseLinear):
+    ...     def operator(self, size, *sources):
+    ...         return -sources[0]
+    >>> Negated(3, 2)(torch.ones(5, 3)).shape
+    torch.Size([5, 2])
     """
 
     replaces: ClassVar[type[nn.Module]] = nn.Linear

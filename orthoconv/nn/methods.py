@@ -68,12 +68,20 @@ def register_method(
 
 
 def conv_methods() -> list[str]:
-    """Names of the methods that have a convolution."""
+    """Names of the methods that have a convolution.
+
+    >>> "cayley" in conv_methods()
+    True
+    """
     return sorted(name for name, method in _METHODS.items() if method.conv is not None)
 
 
 def linear_methods() -> list[str]:
-    """Names of the methods that have a linear layer of their own."""
+    """Names of the methods that have a linear layer of their own.
+
+    >>> "cayley" in linear_methods()
+    True
+    """
     return sorted(name for name, method in _METHODS.items() if callable(method.linear))
 
 

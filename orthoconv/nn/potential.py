@@ -90,6 +90,11 @@ class PotentialConv2d(Potential, ImageLayer):
         hidden: Rows of U, a multiple of groups; by default half the smaller of i and out_channels, see `half_of`.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity. A small weight would not do that, since its size is divided out.
+
+    >>> from orthoconv.nn import SLLConv2d
+    >>> layer = SLLConv2d(4, 4, 3)
+    >>> isinstance(layer, PotentialConv2d), layer.guarantee
+    (True, 'nonexpansive')
     """
 
     def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:

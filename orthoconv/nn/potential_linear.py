@@ -31,6 +31,11 @@ class PotentialLinear(Potential):
 
     Shape:
         (..., in_features), to (..., out_features).
+
+    >>> from orthoconv.nn import SLLLinear
+    >>> layer = SLLLinear(4, 4)
+    >>> isinstance(layer, PotentialLinear), layer.guarantee
+    (True, 'nonexpansive')
     """
 
     replaces: ClassVar[type[nn.Module]] = nn.Linear

@@ -199,6 +199,9 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
 
     Eval mode does this by itself.
 
+    Arguments:
+        model: Any module; only layers of this library in it compute operators.
+
     >>> layer = nn.Identity()
     >>> with frozen(layer):
     ...     y = layer(torch.ones(2))

@@ -29,6 +29,18 @@ class UnscaledConv2d(BaseConv2d):
 
     A method is a subclass that says how one matrix is made orthogonal, on (..., o, i). Attributes: `weight`, a kernel,
     and `bias`. `SpectralConv2d` adds a scale to the kernel.
+
+    Arguments are those of `BaseConv2d`.
+
+    >>> class Polar(UnscaledConv2d):
+    ...     identity = False
+    ...
+    ...     @staticmethod
+    ...     def orthogonalize(W):
+    ...         U, _, Vh = torch.linalg.svd(W, full_matrices=False)
+    ...         return U @ Vh
+    >>> bool((Polar(2, 3, 3).singular_values((4, 4)) - 1).abs().max() < 1e-5)
+    True
     """
 
     guarantee: ClassVar[Guarantee | None] = "orthogonal"
@@ -126,6 +138,16 @@ class SpectralConv2d(WeightNormed, UnscaledConv2d):
     """`UnscaledConv2d` whose kernel is g V / |V| (Section 4.1); abstract.
 
     Attributes: `weight` (V), `g`, `bias`, and `signs`, a buffer or None.
+
+    Arguments are those of `BaseConv2d`, and `signs` as in `CayleyConv2d`.
+
+    >>> class Nearest(SpectralConv2d):
+    ...     @staticmethod
+    ...     def orthogonalize(W):
+    ...         U, _, Vh = torch.linalg.svd(W, full_matrices=False)
+    ...         return U @ Vh
+    >>> bool((Nearest(2, 3, 3).singular_values((4, 4)) - 1).abs().max() < 1e-5)
+    True
     """
 
     def set_up(self, *, signs: Signs = None) -> None:

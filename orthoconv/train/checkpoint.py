@@ -12,7 +12,23 @@ from orthoconv.weights import CheckpointError, load_into, read, write
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Write the model, the optimizer, the random state and `state`, which must be JSON."""
+    """Write the model, the optimizer, the random state and `state`, which must be JSON.
+
+    Arguments:
+        path: File of the checkpoint.
+        model: Model in training.
+        optimizer: Its optimizer.
+        state: What else a run needs to continue; it must be JSON.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 3)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "checkpoint.safetensors"
+    ...     save_checkpoint(path, model, optimizer, {"done": 7})
+    ...     load_checkpoint(path, model, optimizer)
+    {'done': 7}
+    """
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     saved = optimizer.state_dict()
     tensors |= {f"optimizer.{i}.{k}": v for i, s in saved["state"].items() for k, v in s.items()}
@@ -22,7 +38,22 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore the model, the optimizer and the random state, and return `state`."""
+    """Restore the model, the optimizer and the random state, and return `state`.
+
+    Arguments:
+        path: File of the checkpoint.
+        model: Model in training.
+        optimizer: Its optimizer.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 3)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "checkpoint.safetensors"
+    ...     save_checkpoint(path, model, optimizer, {"done": 7})
+    ...     load_checkpoint(path, model, optimizer)
+    {'done': 7}
+    """
     tensors, header = read(path)
     load_into(path, model, tensors)
     try:

@@ -55,6 +55,14 @@ def fit(
         resume: Whether to continue from `checkpoint`, if it exists.
         world: This process among those of a distributed run.
         on_step: Called with the figures of the epoch so far when they are read; on a CPU after each step.
+
+    >>> import tempfile
+    >>> from orthoconv.data import load
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file, recipe = Path(folder) / "checkpoint.safetensors", Recipe(epochs=2, augment=False)
+    ...     [figures["epoch"] for figures in fit(model, load("digits")[0], recipe, file)]
+    [1, 2]
     """
     n, size = len(data.labels), recipe.batch_size
     if size > n or size % world.size:

@@ -13,7 +13,11 @@ from orthoconv.devices import device_of
 
 
 class TrainingError(Exception):
-    """A run cannot continue; the message says at which step, and which checkpoint there is."""
+    """A run cannot continue; the message says at which step, and which checkpoint there is.
+
+    >>> issubclass(TrainingError, Exception)
+    True
+    """
 
 
 class Meter:

@@ -67,3 +67,8 @@ OBJECTIVES: dict[str, Objective] = {
     "hkr": Objective(lambda y, t, c, _: losses.hkr_loss(y, t, c.alpha, c.margin), ("alpha",)),
     "soft_hkr": Objective(lambda y, t, c, _: losses.soft_hkr_loss(y, t, c.alpha, c.margin), ("alpha",)),
 }
+"""Losses that a recipe can name.
+
+>>> "offset_cross_entropy" in OBJECTIVES
+True
+"""

@@ -48,6 +48,9 @@ class Recipe:
             products of layers of this library stay in float32. Weights are float32 in either case.
         compile: Whether torch.compile translates the network, which takes minutes and changes the rounding.
         flip: Whether the augmentation mirrors images.
+
+    >>> Recipe(epochs=30, loss="offset_cross_entropy").batch_size
+    256
     """
 
     epochs: int = 10

@@ -11,6 +11,10 @@ def piecewise_triangular(t: float, highest: float) -> float:
 
     It rises linearly to `highest` in the first 40 % of the steps, falls to `highest` / 20 at 80 %, then to 0.
 
+    Arguments:
+        t: Fraction of the run, from 0 to 1.
+        highest: Highest learning rate.
+
     >>> [round(piecewise_triangular(t, 1.0), 3) for t in (0.0, 0.2, 0.4, 0.8, 1.0)]
     [0.0, 0.5, 1.0, 0.05, 0.0]
     """
@@ -21,6 +25,10 @@ def linear(t: float, highest: float) -> float:
     """Return the learning rate after the fraction `t` of a run: a short rise, then a straight fall.
 
     It rises linearly to `highest` in the first 15 % of the steps, then falls linearly to 0.
+
+    Arguments:
+        t: Fraction of the run, from 0 to 1.
+        highest: Highest learning rate.
 
     >>> [round(linear(t, 1.0), 3) for t in (0.0, 0.15, 0.575, 1.0)]
     [0.0, 1.0, 0.5, 0.0]

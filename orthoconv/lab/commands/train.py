@@ -12,6 +12,7 @@ import torch
 
 from orthoconv.lab.configs import ModelSpec, Training
 from orthoconv.lab.locks import locked
+from orthoconv.lab.logging import TensorBoard
 from orthoconv.lab.machine import use_device
 from orthoconv.lab.preset import preset_opening
 from orthoconv.lab.runs import Run
@@ -34,6 +35,7 @@ def train(
     device: str = "auto",
     precision: Literal["float32", "bf16"] | None = None,
     compile: bool | None = None,  # noqa: A002
+    tensorboard: bool = False,
 ) -> None:
     """Train a network and certify it after each epoch.
 
@@ -53,6 +55,7 @@ def train(
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
         precision: float32 or bf16, in place of the recipe's.
         compile: Whether torch.compile translates the network, in place of the recipe's.
+        tensorboard: Write the figures for TensorBoard, too, into the folder of the run.
     """
     if preset is not None:
         print(preset_opening(preset), flush=True)
@@ -64,4 +67,5 @@ def train(
     training = Training(data, model, replace(recipe, precision=precision or recipe.precision, compile=own), examples)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     with locked(out) if first else contextlib.nullcontext():
-        train_run(Run(out), training, data_dir, resume=resume, device=use_device(device))
+        loggers = [TensorBoard(out)] if tensorboard and first else []
+        train_run(Run(out), training, data_dir, resume=resume, device=use_device(device), loggers=loggers)

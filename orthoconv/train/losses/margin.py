@@ -15,6 +15,11 @@ def hinge_loss(logits: Tensor, labels: Tensor, margin: float) -> Tensor:
     If the true class leads by m = sqrt(2) L eps, the image is certified for eps (Section 5.1). The released code has
     m = L eps.
 
+    Arguments:
+        logits: Shape (b, classes).
+        labels: True classes, (b,).
+        margin: Lead m that the loss asks for.
+
     >>> hinge_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), margin=0.5)
     tensor(0.)
     """

@@ -1,0 +1,76 @@
+"""The three numbers of the README, from the records that results/headline.json names: `python docs/headline.py`."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+_PLACE = re.compile(r"(<!-- headline[^>]*-->\n).*?(\n<!-- end of headline -->)", re.S)
+
+
+def record(chosen: dict[str, str]) -> dict[str, Any]:
+    """Return the record that a line of results/headline.json names."""
+    lines = (RESULTS / chosen["records"]).read_text().splitlines()
+    found: list[dict[str, Any]] = [r for r in map(json.loads, lines) if r["hash"] == chosen["hash"]]
+    if len(found) != 1:
+        raise ValueError(
+            f"results/{chosen['records']} has {len(found)} records with the hash {chosen['hash']!r}, not 1"
+        )
+    return found[0]
+
+
+def certified(chosen: dict[str, str]) -> str:
+    """Certified accuracy of one run."""
+    run = record(chosen)
+    evaluation, minutes = run["evaluation"], run["seconds"] / 60
+    threads = run["hardware"]["threads"]
+    at_eps, clean, images = (evaluation[k] for k in ("certified_at_eps", "clean", "examples"))
+    return (
+        f"| **{100 * at_eps:.1f} % certified** | of all {images:,} test images of CIFAR-10 at radius 36/255, "
+        f"{100 * clean:.1f} % clean: {chosen['network']}, {run['config']['recipe']['epochs']} epochs, "
+        f"{minutes:.0f} minutes on {threads} CPU threads | [record]({chosen['page']}) |"
+    )
+
+
+def speed(chosen: dict[str, str]) -> str:
+    """Time of a training step relative to the plain network."""
+    (case, *_) = json.loads((RESULTS / chosen["bench"]).read_text())["cases"]
+    time = {name: statistics.median(figures["train"]) for name, figures in case["figures"].items()}
+    paper = case["paper"]["cayley"] / case["paper"]["plain"]
+    return (
+        f"| **{time['cayley'] / time['plain']:.2f} of the time** | of a training step with ordinary convolutions: "
+        f"{chosen['network']} on CPU; the formula as published takes {time['listing'] / time['plain']:.1f} times as "
+        f"long here, and {paper:.1f} in the paper | [benchmark]({chosen['page']}) |"
+    )
+
+
+def trust(chosen: dict[str, str]) -> str:
+    """Certificates under attack. `orthoconv evaluate` writes no record if a certified image is broken."""
+    found = record(chosen)["evaluation"]
+    if found["autoattack"] < found["certified_at_eps"]:
+        raise ValueError("attacks leave less than is certified")
+    certificates = round(found["certified_at_eps"] * found["attacked"])
+    return (
+        f"| **0 of {certificates:,} broken** | certificates of that network under PGD and both APGDs of AutoAttack; "
+        f"rounding errors are part of every radius, and random models are fuzzed | [reliability]({chosen['page']}) |"
+    )
+
+
+def table() -> str:
+    """Return the table of the README."""
+    chosen = json.loads((RESULTS / "headline.json").read_text())
+    rows = (certified(chosen["certified"]), speed(chosen["speed"]), trust(chosen["trust"]))
+    return "\n".join(("| | | evidence |", "|---|---|---|", *rows))
+
+
+def renewed(text: str) -> str:
+    """Return the README with the table as the records have it."""
+    return _PLACE.sub(lambda match: match[1] + table() + match[2], text)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(renewed(readme.read_text()))
