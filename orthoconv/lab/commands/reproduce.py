@@ -16,7 +16,7 @@ from orthoconv.lab.paper.tables import make_table, markdown
 
 def reproduce(
     name: str,
-    budget: Literal["smoke", "brief", "short", "paper"] = "smoke",
+    budget: Literal["smoke", "digits", "brief", "short", "paper"] = "smoke",
     only: list[str] | None = None,
     seeds: list[int] | None = None,
     results: Path | None = None,
@@ -31,8 +31,9 @@ def reproduce(
 
     Args:
         name: Name of an experiment, or all.
-        budget: smoke (every column as a one-minute test on enlarged digits, whose figures mean nothing), brief (of
-            `methods` alone: two epochs), short (hours on two cores), or paper (the paper's epochs and seeds).
+        budget: smoke (every column as a one-minute test on enlarged digits, whose figures mean nothing), digits and
+            brief (of `methods` alone: four epochs of enlarged digits, two of CIFAR-10), short (hours on two cores), or
+            paper (the paper's epochs and seeds).
         only: Columns to run; by default all.
         seeds: Seeds to run; by default all of the budget.
         results: Folder of the records, to which NAME.jsonl, NAME.md and NAME.html are written; by default results, and

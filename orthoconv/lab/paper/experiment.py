@@ -14,7 +14,7 @@ from orthoconv.lab.paper.runners import RUNNERS
 from orthoconv.lab.parsing import tree_of
 from orthoconv.nn import conv_methods
 
-BUDGETS = ("smoke", "brief", "short", "paper")  # in the order of their cost; an experiment may lack brief
+BUDGETS = ("smoke", "digits", "brief", "short", "paper")  # in the order of their cost; most experiments lack two
 _FIELDS = {"title", "place", "runner", "base", "series", "sweep", "columns", "rows", "paper", "budgets"}
 _FIELDS |= {"plot", "transposed"}
 _METHOD = "{method}"
