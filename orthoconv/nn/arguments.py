@@ -1,6 +1,6 @@
 """Checks of arguments that layers share. Each error names the argument, its value and what is accepted."""
 
-__all__ = ["Pair", "channel_axis", "check_dtype", "check_precision", "ints", "pair", "positive_int"]
+__all__ = ["Pair", "channel_axis", "check_dtype", "check_precision", "ints", "pair", "positive_int", "single"]
 
 from collections.abc import Sequence
 from operator import index
@@ -25,6 +25,15 @@ def pair(name: str, value: int | Sequence[int]) -> Pair:
     if both is None or min(both) < 1:
         raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
     return both
+
+
+def single(name: str, value: int | Sequence[int], least: int = 1) -> int:
+    """Return an int, or that of a sequence of one; otherwise raise a ValueError that names the argument."""
+    one = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1
+    number = _int(value[0] if one else value)  # type: ignore[index]
+    if number is None or number < least:
+        raise ValueError(f"{name} must be an int of at least {least}, or a sequence of one, got {value!r}")
+    return number
 
 
 def ints(value: object) -> Pair | None:
