@@ -19,6 +19,7 @@ _KINDS: dict[type[nn.Module], str] = {
     nn.ConvTranspose2d: "transposed",
     nn.Linear: "linear",
     nn.Conv1d: "conv1d",
+    nn.Conv3d: "conv3d",
 }
 
 
@@ -31,7 +32,7 @@ def orthogonal(
     torch pads by zeros unless told otherwise, which loses norm at the border: ``padding_mode="circular"`` keeps it.
 
     Arguments:
-        layer: An nn.Conv2d, nn.ConvTranspose2d, nn.Linear or nn.Conv1d.
+        layer: An nn.Conv2d, nn.ConvTranspose2d, nn.Linear, nn.Conv1d or nn.Conv3d.
         method: Name of a method (`conv_methods`, `linear_methods`), or a class of layers.
         keep_weights: Whether to start near the orthogonal layer that is nearest to the old one, with its bias;
             otherwise the weights are new. See `ImageLayer.start_from` for how near.
