@@ -5,7 +5,18 @@ are transformed by one product with a real matrix, whose rows are the cosines an
 differ; larger ones by the fast Fourier transform. The crossover was measured (docs/performance.md).
 """
 
-__all__ = ["COMPLEX", "FastPlane", "Pair", "Plane", "chunks", "convolve", "convolve_by", "plane", "transform_units"]
+__all__ = [
+    "COMPLEX",
+    "FastPlane",
+    "Pair",
+    "Plane",
+    "VolumePlane",
+    "chunks",
+    "convolve",
+    "convolve_by",
+    "plane",
+    "transform_units",
+]
 
 import math
 from abc import ABC, abstractmethod
@@ -38,9 +49,9 @@ class Plane(ABC):
     def __len__(self) -> int:
         return len(self.u)
 
-    def matrices(self, taps: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Sums (f, ...) over the taps (r c, ...) at these offsets, each times its phase."""
-        P = self.phases(rows, columns).to(taps.device, COMPLEX[taps.dtype])
+    def matrices(self, taps: Tensor, *offsets: Tensor) -> Tensor:
+        """Sums (f, ...) over the taps (r c, ...) at these offsets of rows and columns, each times its phase."""
+        P = self.phases(*offsets).to(taps.device, COMPLEX[taps.dtype])
         return (P @ taps.flatten(1).to(P.dtype)).view(len(self), *taps.shape[1:])
 
     def whole(self, D: Tensor) -> Tensor:
@@ -53,9 +64,9 @@ class Plane(ABC):
         index = torch.where(conjugate, place[-u % h, v], place[u, v]).to(D.device)
         return torch.where(conjugate.to(D.device).view(-1, *[1] * (D.ndim - 1)), D[index].conj(), D[index])
 
-    def phases(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def phases(self, *offsets: Tensor) -> Tensor:
         """exp(2 pi i (u r / h + v c / w)) in double precision for offsets r and c: (f, r c)."""
-        (h, w) = self.size
+        (h, w), (rows, columns) = self.size, offsets
         R, C = (_roots(turns, n) for turns, n in ((self.u[:, None] * rows, h), (self.v[:, None] * columns, w)))
         return (R[:, :, None] * C[:, None]).flatten(1)
 
@@ -178,6 +189,38 @@ class FastPlane(Plane):
 
     def mean(self, X: Tensor) -> Tensor:
         return X[..., 0]
+
+
+class VolumePlane(FastPlane):
+    """Frequencies of volumes (d, h, w) by the fast Fourier transform, as a plane with d h rows and w columns.
+
+    Images are volumes (b, c, d, h, w) here. Row d' h + h' of the plane has the frequencies d' and h'.
+    """
+
+    def __init__(self, volume: tuple[int, int, int]) -> None:
+        d, h, w = self.volume = volume
+        super().__init__((d * h, w))
+
+    def phases(self, *offsets: Tensor) -> Tensor:
+        """exp(2 pi i (t s / d + u r / h + v c / w)) in double precision for offsets s, r and c: (f, s r c)."""
+        (d, h, w), (layers, rows, columns) = self.volume, offsets
+        frequencies = self.u // h, self.u % h, self.v
+        turns = [f[:, None] * at for f, at in zip(frequencies, (layers, rows, columns), strict=True)]
+        S, R, C = (_roots(turn, n) for turn, n in zip(turns, (d, h, w), strict=True))
+        return (S[:, :, None, None] * R[:, None, :, None] * C[:, None, None]).flatten(1)
+
+    def whole(self, D: Tensor) -> Tensor:
+        """Return `D` itself: all rows and columns are there."""
+        return D
+
+    def transform(self, x: Tensor) -> Tensor:
+        X: Tensor = torch.fft.rfftn(x, dim=(-3, -2, -1))
+        return X.flatten(2)
+
+    def invert(self, X: Tensor) -> Tensor:
+        d, h, w = self.volume
+        x: Tensor = torch.fft.irfftn(X.unflatten(2, (d, h, w // 2 + 1)), s=(d, h, w), dim=(-3, -2, -1))
+        return x
 
 
 def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tensor:

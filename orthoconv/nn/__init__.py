@@ -6,8 +6,8 @@ from orthoconv.nn.aoc import AOCConv2d, AOCConvTranspose2d
 from orthoconv.nn.aol import AOLConv2d, AOLConvTranspose2d, AOLLinear
 from orthoconv.nn.bcop import BCOPConv2d, BCOPConvTranspose2d
 from orthoconv.nn.bjorck import BjorckLinear
-from orthoconv.nn.bro import BROConv2d, BROConvTranspose2d, BROLinear
-from orthoconv.nn.cayley import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+from orthoconv.nn.bro import BROConv1d, BROConv2d, BROConv3d, BROConvTranspose2d, BROLinear
+from orthoconv.nn.cayley import CayleyConv1d, CayleyConv2d, CayleyConv3d, CayleyConvTranspose2d, CayleyLinear
 from orthoconv.nn.centering import BatchCentering, LayerCentering, PixelBias
 from orthoconv.nn.cholesky import CholeskyLinear
 from orthoconv.nn.circular import CircularConv2d
@@ -22,7 +22,7 @@ from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
 from orthoconv.nn.layer import Combination, Layer
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.lires import LiResConv2d
-from orthoconv.nn.lot import LOTConv2d, LOTConvTranspose2d, PolarLinear
+from orthoconv.nn.lot import LOTConv1d, LOTConv2d, LOTConv3d, LOTConvTranspose2d, PolarLinear
 from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.normalized import NormalizedLinear
@@ -35,12 +35,14 @@ from orthoconv.nn.qr import QRLinear
 from orthoconv.nn.reflection import Abs, HouseHolder, LPReLU, NActivation, SoftHuber
 from orthoconv.nn.residual import ConcatResidual, ConvexResidual, ConvexSum, PrescaledResidual, UnitCat
 from orthoconv.nn.rko import RKOConv2d, RKOConvTranspose2d
+from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.shift import ShiftConv2d, ShiftConvTranspose2d
 from orthoconv.nn.shuffle import ChannelShuffle
 from orthoconv.nn.sll import SLLConv2d, SLLLinear
-from orthoconv.nn.soc import ExpLinear, SOCConv2d, SOCConvTranspose2d, TaylorSOCConv2d
+from orthoconv.nn.soc import ExpLinear, SOCConv1d, SOCConv2d, SOCConv3d, SOCConvTranspose2d, TaylorSOCConv2d
 from orthoconv.nn.spectral import SpectralConv2d, UnscaledConv2d
 from orthoconv.nn.svcm import SVCMConv2d
+from orthoconv.nn.volumes import VolumeConv3d
 
 __all__ = [
     "AOCConv2d",
@@ -51,7 +53,9 @@ __all__ = [
     "Abs",
     "BCOPConv2d",
     "BCOPConvTranspose2d",
+    "BROConv1d",
     "BROConv2d",
+    "BROConv3d",
     "BROConvTranspose2d",
     "BROLinear",
     "BaseConv2d",
@@ -60,7 +64,9 @@ __all__ = [
     "BjorckLinear",
     "CPLConv2d",
     "CPLLinear",
+    "CayleyConv1d",
     "CayleyConv2d",
+    "CayleyConv3d",
     "CayleyConvTranspose2d",
     "CayleyLinear",
     "ChannelShuffle",
@@ -84,7 +90,9 @@ __all__ = [
     "IsometryAverage",
     "KernelConv2d",
     "L2Pool2d",
+    "LOTConv1d",
     "LOTConv2d",
+    "LOTConv3d",
     "LOTConvTranspose2d",
     "LPReLU",
     "Layer",
@@ -105,7 +113,9 @@ __all__ = [
     "RKOConvTranspose2d",
     "SLLConv2d",
     "SLLLinear",
+    "SOCConv1d",
     "SOCConv2d",
+    "SOCConv3d",
     "SOCConvTranspose2d",
     "SVCMConv2d",
     "Scale",
@@ -113,6 +123,7 @@ __all__ = [
     "ScaledAvgPool2d",
     "ScaledMean",
     "Shift",
+    "SequenceConv1d",
     "ShiftConv2d",
     "ShiftConvTranspose2d",
     "SoftHuber",
@@ -122,6 +133,7 @@ __all__ = [
     "TransposedConv2d",
     "UnitCat",
     "UnscaledConv2d",
+    "VolumeConv3d",
     "WeightConv2d",
     "conv_methods",
     "linear_methods",

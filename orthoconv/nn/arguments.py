@@ -1,9 +1,10 @@
 """Checks of arguments that layers share. Each error names the argument, its value and what is accepted."""
 
-__all__ = ["Pair", "channel_axis", "check_dtype", "check_precision", "ints", "pair", "positive_int"]
+__all__ = ["Pair", "channel_axis", "check_dtype", "check_precision", "ints", "pair", "positive_int", "single", "triple"]
 
 from collections.abc import Sequence
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,19 +22,35 @@ def positive_int(name: str, value: object) -> int:
 
 def pair(name: str, value: int | Sequence[int]) -> Pair:
     """Return a positive int twice, or a pair of them; otherwise raise a ValueError that names the argument."""
-    both = ints(value)
+    both: Pair | None = ints(value)
     if both is None or min(both) < 1:
         raise ValueError(f"{name} must be a positive int or a pair of them, got {value!r}")
     return both
 
 
-def ints(value: object) -> Pair | None:
-    """Return an int twice, or a sequence of two ints as a pair; None for anything else."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        numbers = [_int(v) for v in value]
-        return (numbers[0], numbers[1]) if len(numbers) == 2 and None not in numbers else None  # type: ignore[return-value]
-    number = _int(value)
-    return None if number is None else (number, number)
+def triple(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    """Return a positive int three times, or a triple of them; otherwise raise a ValueError that names the argument."""
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    numbers = [_int(v) for v in value] if several else [_int(value)] * 3  # type: ignore[union-attr]
+    if len(numbers) != 3 or any(n is None or n < 1 for n in numbers):
+        raise ValueError(f"{name} must be a positive int or three of them, got {value!r}")
+    return numbers[0], numbers[1], numbers[2]  # type: ignore[return-value]
+
+
+def single(name: str, value: int | Sequence[int], least: int = 1) -> int:
+    """Return an int, or that of a sequence of one; otherwise raise a ValueError that names the argument."""
+    one = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1
+    number = _int(value[0] if one else value)  # type: ignore[index]
+    if number is None or number < least:
+        raise ValueError(f"{name} must be an int of at least {least}, or a sequence of one, got {value!r}")
+    return number
+
+
+def ints(value: object, count: int = 2) -> Any:
+    """Return an int twice, or a sequence of two ints as a pair, or of `count` ints; None for anything else."""
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    numbers = tuple(_int(v) for v in value) if several else (_int(value),) * count  # type: ignore[attr-defined]
+    return numbers if len(numbers) == count and None not in numbers else None
 
 
 def channel_axis(name: str, x: Tensor, dim: int | None) -> int:

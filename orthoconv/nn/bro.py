@@ -4,7 +4,7 @@ Lai, Huang, Chao and Chen, Enhancing Certified Robustness via Block Reflector Or
 Loss, ICML 2025.
 """
 
-__all__ = ["BROConv2d", "BROConvTranspose2d", "BROLinear"]
+__all__ = ["BROConv1d", "BROConv2d", "BROConv3d", "BROConvTranspose2d", "BROLinear"]
 
 import math
 from typing import ClassVar
@@ -21,7 +21,9 @@ from orthoconv.nn.kernel import add_channels, circular_conv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
+from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import UnscaledConv2d, Way
+from orthoconv.nn.volumes import VolumeConv3d
 from orthoconv.planes import convolve, convolve_by, plane
 from orthoconv.tracing import is_eager
 
@@ -128,6 +130,36 @@ class BROConvTranspose2d(TransposedConv2d, BROConv2d):
     """
 
 
+class BROConv1d(SequenceConv1d, BROConv2d):
+    """`BROConv2d` for sequences, in place of `nn.Conv1d`.
+
+    Arguments are those of `SequenceConv1d`, and `rank` and `identity` as in `BROConv2d`.
+
+    Shape:
+        (b, in_channels, n) or (in_channels, n), to (b, out_channels, n / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(BROConv1d(3, 8, 5, dtype=torch.float64), (3, 16)) < 1e-12
+    True
+    """
+
+
+class BROConv3d(VolumeConv3d, BROConv2d):
+    """`BROConv2d` for volumes, in place of `nn.Conv3d`.
+
+    Arguments are those of `VolumeConv3d`, and `rank` and `identity` as in `BROConv2d`.
+
+    Shape:
+        (b, in_channels, d, h, w) or (in_channels, d, h, w), to (b, out_channels, d / stride, h / stride, w / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(BROConv3d(2, 3, 3, dtype=torch.float64), (2, 4, 3, 2)) < 1e-12
+    True
+    """
+
+
 class BROLinear(BaseLinear):
     """Orthogonal linear layer: the first rows and columns of a reflection of `rank` vectors, see `BROConv2d`.
 
@@ -182,4 +214,6 @@ def _check_rank(rank: int | None, o: int, i: int) -> int:
     return rank
 
 
-register_method("bro", conv=BROConv2d, linear=BROLinear, transposed=BROConvTranspose2d)
+register_method(
+    "bro", conv=BROConv2d, linear=BROLinear, transposed=BROConvTranspose2d, conv1d=BROConv1d, conv3d=BROConv3d
+)

@@ -3,7 +3,7 @@
 Trockman and Kolter, Orthogonalizing Convolutional Layers with the Cayley Transform, ICLR 2021.
 """
 
-__all__ = ["CayleyConv2d", "CayleyConvTranspose2d", "CayleyLinear"]
+__all__ = ["CayleyConv1d", "CayleyConv2d", "CayleyConv3d", "CayleyConvTranspose2d", "CayleyLinear"]
 
 import math
 from typing import ClassVar
@@ -20,7 +20,9 @@ from orthoconv.nn.lift import can_lift, lift
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
 from orthoconv.nn.projection import near_cayley
+from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import SpectralConv2d, Way
+from orthoconv.nn.volumes import VolumeConv3d
 from orthoconv.nn.weight_norm import Signs, WeightNormed
 from orthoconv.planes import COMPLEX, convolve, plane
 from orthoconv.tracing import is_eager, is_traced
@@ -150,6 +152,45 @@ class CayleyConvTranspose2d(TransposedConv2d, CayleyConv2d):
     """
 
 
+class CayleyConv1d(SequenceConv1d, CayleyConv2d):
+    """`CayleyConv2d` for sequences, in place of `nn.Conv1d`.
+
+    Arguments are those of `SequenceConv1d`, and `signs` and `identity` as in `CayleyConv2d`.
+
+    Shape:
+        (b, in_channels, n) or (in_channels, n), to (b, out_channels, n / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(CayleyConv1d(3, 8, 5, dtype=torch.float64), (3, 16)) < 1e-12
+    True
+    """
+
+
+class CayleyConv3d(VolumeConv3d, CayleyConv2d):
+    """`CayleyConv2d` for volumes, in place of `nn.Conv3d`.
+
+    Arguments are those of `VolumeConv3d`, and `signs` and `identity` as in `CayleyConv2d`.
+
+    Shape:
+        (b, in_channels, d, h, w) or (in_channels, d, h, w), to (b, out_channels, d / stride, h / stride, w / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(CayleyConv3d(2, 3, 3, dtype=torch.float64), (2, 4, 3, 2)) < 1e-12
+    True
+    """
+
+    def start_from(self, kernel: Tensor) -> None:
+        if not self.geometry.has_one_tap:
+            raise ValueError(
+                f"CayleyConv3d starts from kernels of one tap alone (keep_weights=True), got {tuple(kernel.shape)}; "
+                f"LOTConv3d starts from any"
+            )
+        W, signs = near_cayley(kernel[..., 0], groups=self.groups, signs=self.signs)
+        self.set_kernel(W[..., None], signs)
+
+
 class CayleyLinear(WeightNormed, BaseLinear):
     """Orthogonal linear layer: the Cayley transform of g V / |V|, in place of `nn.Linear`.
 
@@ -197,4 +238,11 @@ class CayleyLinear(WeightNormed, BaseLinear):
         return accurate and own and not self.remembers and is_eager(x, *self.sources())
 
 
-register_method("cayley", conv=CayleyConv2d, linear=CayleyLinear, transposed=CayleyConvTranspose2d)
+register_method(
+    "cayley",
+    conv=CayleyConv2d,
+    linear=CayleyLinear,
+    transposed=CayleyConvTranspose2d,
+    conv1d=CayleyConv1d,
+    conv3d=CayleyConv3d,
+)

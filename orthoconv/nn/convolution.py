@@ -67,13 +67,19 @@ class BaseConv2d(ImageLayer):
     def exported_inner(self, size: Pair) -> nn.Module:
         """The inner convolution, or its adjoint if the layer is transposed, as a plain module without bias."""
 
+    def convolve_by_spectrum(self, x: Tensor, D: Tensor) -> Tensor:
+        """Convolve images of the torus by matrices D (g, f, o, i), in any precision."""
+        return fourier.spectral_conv2d(x, D)
+
     @property
     def promise(self) -> Guarantee | None:
         cropped = self.geometry.is_cropped and self.guarantee is not None
         return "nonexpansive" if cropped else self.guarantee
 
     def lipschitz(self, shape: Sequence[int]) -> float:
-        return spectral_norm(self.spectrum((shape[-2], shape[-1]), double=True))  # groups are blocks: their maximum
+        return spectral_norm(
+            self.spectrum(self.geometry.size_of(shape), double=True)
+        )  # groups are blocks: their maximum
 
     def singular_values(self, size: int | Sequence[int]) -> Tensor:
         """All singular values (h, w, r) of the layer for input images of that size, by frequency.
@@ -88,10 +94,10 @@ class BaseConv2d(ImageLayer):
         )
 
     def singular_values_for(self, shape: Sequence[int]) -> Tensor | None:
-        return None if self.geometry.is_cropped else self.singular_values(shape[-2:])
+        return None if self.geometry.is_cropped else self.singular_values(self.geometry.size_of(shape))
 
     def rounding_units(self, shape: Sequence[int]) -> float:
-        size = self.geometry.inner_size((shape[-2], shape[-1]))
+        size = self.geometry.inner_size(self.geometry.size_of(shape))
         if self.geometry.has_one_tap:
             return (max(self.kernel_shape[:2]) + 1) * frobenius_norm(self.one_tap(size))
         return self.inner_units(size)
@@ -105,7 +111,7 @@ class BaseConv2d(ImageLayer):
         return _InDouble(self)
 
     def exported(self, shape: Sequence[int]) -> nn.Module:
-        size, bias = (shape[-2], shape[-1]), None if self.bias is None else self.bias.detach().clone()
+        size, bias = self.geometry.size_of(shape), None if self.bias is None else self.bias.detach().clone()
         if self.geometry.has_one_tap:
             return PlainBlocks(self.geometry, self.one_tap(self.geometry.inner_size(size)), bias)
         return PlainConv2d(self.geometry, size, self.exported_inner(size), bias)
@@ -126,7 +132,8 @@ class BaseConv2d(ImageLayer):
                 f"{i} channels to {o}"
             )
         self.check_input(y, self.out_channels, adjoint=not self.transposed)
-        return self._map(y if self.bias is None else y - self.bias[:, None, None], None, adjoint=not self.transposed)
+        y = y if self.bias is None else y - self.geometry.as_image(self.bias)
+        return self._map(y, None, adjoint=not self.transposed)
 
     def _map(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """Apply the convolution that this layer is, or transposes; or its adjoint. Then add the bias."""
@@ -134,7 +141,7 @@ class BaseConv2d(ImageLayer):
         batch = self.check_input(x, channels, adjoint=adjoint)
         with full_precision(batch):
             if self.geometry.has_one_tap:
-                Q = self.one_tap(self.geometry.divide(batch.shape[-2:], adjoint=adjoint))
+                Q = self.one_tap(self.geometry.divide(self.geometry.size_of(batch.shape), adjoint=adjoint))
                 y = self.geometry.apply_blocks(batch, Q, bias, adjoint=adjoint)
             else:
                 y = self.convolve_strided(batch, bias, adjoint=adjoint)
@@ -209,11 +216,12 @@ class _InDouble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         (layer,) = self._layer
-        size, transposed = (x.shape[-2], x.shape[-1]), layer.transposed
+        size, transposed = layer.geometry.size_of(x.shape), layer.transposed
         if size not in self._spectra:
             self._spectra[size] = layer.spectrum(size, double=True).detach()
         D = self._spectra[size].mH if transposed else self._spectra[size]
-        images = x if x.ndim == 4 else x[None]
-        y = layer.geometry.around(images, lambda z: fourier.spectral_conv2d(z, D), adjoint=transposed)
-        y = y if layer.bias is None else y + layer.bias.detach().double()[:, None, None]
-        return y if x.ndim == 4 else y[0]
+        single = x.ndim == len(size) + 1
+        images = x[None] if single else x
+        y = layer.geometry.around(images, lambda z: layer.convolve_by_spectrum(z, D), adjoint=transposed)
+        y = y if layer.bias is None else y + layer.geometry.as_image(layer.bias.detach().double())
+        return y[0] if single else y

@@ -1,12 +1,12 @@
 """The geometry of a convolution: what happens around the convolution itself, whatever its operator is."""
 
-__all__ = ["Geometry", "NativeGeometry", "Padding"]
+__all__ = ["Geometry", "NativeGeometry", "Padding", "check_same_padding"]
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -60,7 +60,7 @@ class Geometry:
         if padding_mode not in ("circular", "zeros"):
             raise ValueError(f'padding_mode must be "circular" or "zeros", got {padding_mode!r}')
         k, s, d = pair("kernel_size", kernel_size), pair("stride", stride), pair("dilation", dilation)
-        return cls(i, o, k, s, _check_padding(padding, k, s, d), d, groups, padding_mode, transposed)
+        return cls(i, o, k, s, check_same_padding(padding, k, s, d), d, groups, padding_mode, transposed)
 
     @cached_property
     def kernel_shape(self) -> tuple[int, int, int, int]:
@@ -69,6 +69,14 @@ class Geometry:
         i, o = (o, i) if self.transposed else (i, o)
         (kh, kw), (sh, sw) = self.kernel_size, self.stride
         return o, i * sh * sw // self.groups, max(1, kh // sh), max(1, kw // sw)
+
+    def size_of(self, shape: Sequence[int]) -> Pair:
+        """Size of the images in a tensor of that shape."""
+        return shape[-2], shape[-1]
+
+    def as_image(self, bias: Tensor) -> Tensor:
+        """The bias (c,) as an image of one pixel."""
+        return bias[:, None, None]
 
     @property
     def taps(self) -> Pair:
@@ -83,7 +91,7 @@ class Geometry:
     @property
     def has_one_tap(self) -> bool:
         """Whether the inner kernel is one matrix, which acts on each block of pixels by itself."""
-        return self.taps == (1, 1)
+        return all(k == 1 for k in self.taps)
 
     @property
     def is_cropped(self) -> bool:
@@ -133,13 +141,18 @@ class Geometry:
         apply = F.conv_transpose2d if adjoint else F.conv2d
         return apply(x, Q.unflatten(1, (-1, *self.stride)), bias, stride=self.stride, groups=self.groups)
 
+    def apply_pixels(self, x: Tensor, Q: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply each pixel by the matrix Q (o, i / groups), then add the bias."""
+        return F.conv2d(x, Q[..., None, None], bias, groups=self.groups)
+
     def inner_bias(self, bias: Tensor | None, *, adjoint: bool) -> Tensor | None:
         """The bias as the inner convolution adds it: the adjoint adds it to every pixel of a block."""
         return bias.repeat_interleave(math.prod(self.stride)) if adjoint and bias is not None else bias
 
     def __str__(self) -> str:
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
-        usual = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding_mode": "circular"}
+        ones = (1,) * len(self.stride)
+        usual = {"stride": ones, "dilation": ones, "groups": 1, "padding_mode": "circular"}
         return ", ".join(parts + [f"{k}={getattr(self, k)}" for k, v in usual.items() if getattr(self, k) != v])
 
 
@@ -216,16 +229,17 @@ class NativeGeometry(Geometry):
         return space_to_depth(kernel, self.stride)
 
 
-def _check_padding(padding: Padding, kernel: Pair, stride: Pair, dilation: Pair) -> Literal["same"] | Pair:
-    """Accept "same", and the ints with which nn.Conv2d divides each side by the stride, no more and no less."""
+def check_same_padding(padding: Padding, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Any:
+    """Accept "same", and the ints with which torch divides each side by the stride, no more and no less."""
     if isinstance(padding, str) and padding == "same":
         return "same"
     axes = zip(kernel, stride, dilation, strict=True)
     accepted = [[p for p in range(d * k) if 0 <= d * (k - 1) - 2 * p < s] for k, s, d in axes]
-    given = ints(padding)
+    given = ints(padding, len(accepted))
     if given is not None and all(p in ps for p, ps in zip(given, accepted, strict=True)):
         return given
-    also = f", or {accepted[0]} and {accepted[1]} for height and width" if all(accepted) else ""
+    names = " and ".join(("height", "width") if len(accepted) == 2 else ("depth", "height", "width"))
+    also = f", or {' and '.join(map(str, accepted))} for {names}" if all(accepted) else ""
     raise ValueError(
         f'padding must be "same"{also} with kernel_size={kernel}, stride={stride}, dilation={dilation}; got {padding!r}'
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def identity_(weight: Tensor, groups: int = 1, *, turns: bool = True) -> Tensor:
-    """Fill a kernel (o, i / groups, kh, kw) with the identity of each group, at the centre tap; or a matrix.
+    """Fill a kernel (o, i / groups, *k) with the identity of each group, at the centre tap; or a matrix.
 
     Where a group has more inputs than outputs, they take turns: input j goes to output j modulo the outputs. Without
     turns, the inputs beyond the outputs go nowhere.
@@ -17,10 +17,12 @@ def identity_(weight: Tensor, groups: int = 1, *, turns: bool = True) -> Tensor:
     tensor([[1., 0., 1.],
             [0., 1., 0.]])
     """
-    kernel = weight.zero_() if weight.ndim == 4 else weight.zero_()[..., None, None]
-    o, (i, kh, kw) = len(kernel) // groups, kernel.shape[1:]
+    o, (i, *taps) = len(weight) // groups, weight.shape[1:]
+    matrices = weight.zero_().view(groups, o, i, *taps)
+    for k in taps:
+        matrices = matrices.select(3, (k - 1) // 2)
     columns = torch.arange(i if turns else min(i, o), device=weight.device)
-    kernel.view(groups, o, i, kh, kw)[:, columns % o, columns, (kh - 1) // 2, (kw - 1) // 2] = 1
+    matrices[:, columns % o, columns] = 1
     return weight
 
 

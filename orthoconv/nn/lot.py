@@ -3,7 +3,7 @@
 Xu, Li and Li, LOT: Layer-wise Orthogonal Training on Improving l2 Certified Robustness, NeurIPS 2022.
 """
 
-__all__ = ["LOTConv2d", "LOTConvTranspose2d", "PolarLinear"]
+__all__ = ["LOTConv1d", "LOTConv2d", "LOTConv3d", "LOTConvTranspose2d", "PolarLinear"]
 
 from typing import ClassVar
 
@@ -16,7 +16,9 @@ from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
+from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import UnscaledConv2d
+from orthoconv.nn.volumes import VolumeConv3d
 
 
 class LOTConv2d(UnscaledConv2d):
@@ -72,6 +74,36 @@ class LOTConvTranspose2d(TransposedConv2d, LOTConv2d):
     """
 
 
+class LOTConv1d(SequenceConv1d, LOTConv2d):
+    """`LOTConv2d` for sequences, in place of `nn.Conv1d`.
+
+    Arguments are those of `SequenceConv1d`, and `identity` as in `LOTConv2d`.
+
+    Shape:
+        (b, in_channels, n) or (in_channels, n), to (b, out_channels, n / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(LOTConv1d(3, 8, 5, dtype=torch.float64), (3, 16)) < 1e-12
+    True
+    """
+
+
+class LOTConv3d(VolumeConv3d, LOTConv2d):
+    """`LOTConv2d` for volumes, in place of `nn.Conv3d`.
+
+    Arguments are those of `VolumeConv3d`, and `identity` as in `LOTConv2d`.
+
+    Shape:
+        (b, in_channels, d, h, w) or (in_channels, d, h, w), to (b, out_channels, d / stride, h / stride, w / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(LOTConv3d(2, 3, 3, dtype=torch.float64), (2, 4, 3, 2)) < 1e-12
+    True
+    """
+
+
 class PolarLinear(BaseLinear):
     """Orthogonal linear layer: the polar factor of `weight`, the orthogonal matrix nearest to it.
 
@@ -94,5 +126,7 @@ class PolarLinear(BaseLinear):
         return polar(sources[0])
 
 
-register_method("lot", conv=LOTConv2d, linear="polar", transposed=LOTConvTranspose2d)
+register_method(
+    "lot", conv=LOTConv2d, linear="polar", transposed=LOTConvTranspose2d, conv1d=LOTConv1d, conv3d=LOTConv3d
+)
 register_method("polar", linear=PolarLinear)

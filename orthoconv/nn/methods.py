@@ -17,7 +17,12 @@ from typing import NamedTuple
 from torch import nn
 
 Factory = Callable[..., nn.Module]
-_KINDS = {"conv": "convolution", "transposed": "transposed convolution"}
+_KINDS = {
+    "conv": "convolution",
+    "transposed": "transposed convolution",
+    "conv1d": "convolution of sequences",
+    "conv3d": "convolution of volumes",
+}
 
 
 class Method(NamedTuple):
@@ -28,11 +33,15 @@ class Method(NamedTuple):
         linear: Makes a linear layer from (in_features, out_features); or the name of the method whose linear layers
             networks put beside the convolutions; or None.
         transposed: Makes a transposed convolution, with the arguments of nn.ConvTranspose2d, or None.
+        conv1d: Makes a convolution of sequences, with the arguments of nn.Conv1d, or None.
+        conv3d: Makes a convolution of volumes, with the arguments of nn.Conv3d, or None.
     """
 
     conv: Factory | None
     linear: Factory | str | None
     transposed: Factory | None = None
+    conv1d: Factory | None = None
+    conv3d: Factory | None = None
 
 
 _METHODS: dict[str, Method] = {}
@@ -43,6 +52,8 @@ def register_method(
     conv: Factory | None = None,
     linear: Factory | str | None = None,
     transposed: Factory | None = None,
+    conv1d: Factory | None = None,
+    conv3d: Factory | None = None,
 ) -> None:
     """Add a method, so that networks, the command line, benchmarks and tests know it by its name.
 
@@ -55,6 +66,8 @@ def register_method(
         linear: Class or function that makes a linear layer, with the arguments of nn.Linear; or the name of a method
             whose linear layers go with the convolutions.
         transposed: Class or function that makes a transposed convolution, with the arguments of nn.ConvTranspose2d.
+        conv1d: Class or function that makes a convolution of sequences, with the arguments of nn.Conv1d.
+        conv3d: Class or function that makes a convolution of volumes, with the arguments of nn.Conv3d.
 
     >>> register_method("my_linear", linear=nn.Linear)
     >>> "my_linear" in linear_methods()
@@ -64,7 +77,7 @@ def register_method(
         raise ValueError(f"name must be a new name; {', '.join(_METHODS)} are taken, got {name!r}")
     if conv is None and linear is None:
         raise ValueError(f"the method {name!r} needs conv=, linear= or both, got None")
-    _METHODS[name] = Method(conv, linear, transposed)
+    _METHODS[name] = Method(conv, linear, transposed, conv1d, conv3d)
 
 
 def conv_methods() -> list[str]:

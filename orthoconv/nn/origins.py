@@ -14,7 +14,13 @@ from torch.nn.parameter import UninitializedParameter
 from orthoconv.nn.geometry import Geometry
 from orthoconv.nn.methods import find_layer, linear_method, require_method
 
-_KINDS: dict[type[nn.Module], str] = {nn.Conv2d: "conv", nn.ConvTranspose2d: "transposed", nn.Linear: "linear"}
+_KINDS: dict[type[nn.Module], str] = {
+    nn.Conv2d: "conv",
+    nn.ConvTranspose2d: "transposed",
+    nn.Linear: "linear",
+    nn.Conv1d: "conv1d",
+    nn.Conv3d: "conv3d",
+}
 
 
 def orthogonal(
@@ -26,7 +32,7 @@ def orthogonal(
     torch pads by zeros unless told otherwise, which loses norm at the border: ``padding_mode="circular"`` keeps it.
 
     Arguments:
-        layer: An nn.Conv2d, nn.ConvTranspose2d or nn.Linear.
+        layer: An nn.Conv2d, nn.ConvTranspose2d, nn.Linear, nn.Conv1d or nn.Conv3d.
         method: Name of a method (`conv_methods`, `linear_methods`), or a class of layers.
         keep_weights: Whether to start near the orthogonal layer that is nearest to the old one, with its bias;
             otherwise the weights are new. See `ImageLayer.start_from` for how near.
@@ -134,6 +140,9 @@ def _start(new: Any, layer: nn.Module) -> None:
         raise ValueError(f"keep_weights needs finite weights; the weight of {layer} has norm {norm}")
     if not hasattr(new, "start_from"):
         raise ValueError(f"{type(new).__name__} cannot start from a plain layer (keep_weights=True)")
-    new.start_from(weight if isinstance(layer, nn.Linear) else block_kernel(weight, new.geometry))
+    if not isinstance(layer, nn.Linear):
+        weight = weight.unsqueeze(-2) if isinstance(layer, nn.Conv1d) else weight  # an image of one row
+        weight = block_kernel(weight, new.geometry)
+    new.start_from(weight)
     if isinstance(layer.bias, Tensor) and new.bias is not None:
         new.bias.copy_(layer.bias)

@@ -3,6 +3,7 @@
 __all__ = ["PlainBlocks", "PlainConv2d", "PlainKernel", "PlainMaxMin", "PlainSpectrum", "owned"]
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +55,11 @@ class PlainConv2d(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[-2:]) != self.size:
-            raise ValueError(f"this model was exported for images of {self.size} here, got {tuple(x.shape[-2:])}")
+        size = tuple(self.geometry.size_of(x.shape))
+        if size != self.size:
+            raise ValueError(f"this model was exported for images of {self.size} here, got {size}")
         y = self.geometry.around(x, self.inner, adjoint=self.geometry.transposed)
-        return y if self.bias is None else y + self.bias[:, None, None]
+        return y if self.bias is None else y + self.geometry.as_image(self.bias)
 
 
 class PlainKernel(nn.Module):
@@ -96,7 +98,7 @@ class PlainSpectrum(nn.Module):
 
     Arguments:
         D: Matrices (g, f, o, i) at h rows and w // 2 + 1 columns of frequencies, or one real matrix for all.
-        size: Height h and width w of the torus.
+        size: Height h and width w of the torus; or depth, height and width, and the input has depth times height rows.
     """
 
     matrices: Tensor
@@ -107,9 +109,10 @@ class PlainSpectrum(nn.Module):
     back_cos_w: Tensor
     back_sin_w: Tensor
 
-    def __init__(self, D: Tensor, size: Pair) -> None:
+    def __init__(self, D: Tensor, size: Sequence[int]) -> None:
         super().__init__()
-        (h, w), self.groups = size, len(D)
+        *rows, w = size
+        h, self.groups = math.prod(rows), len(D)
         D = D if D.is_complex() else D.expand(-1, h * (w // 2 + 1), -1, -1).to(COMPLEX[D.dtype])
         real = D.real.dtype
         blocks = torch.cat((torch.cat((D.real, -D.imag), -1), torch.cat((D.imag, D.real), -1)), -2)
@@ -118,7 +121,7 @@ class PlainSpectrum(nn.Module):
         weights[0] = 1
         if w % 2 == 0:
             weights[-1] = 1
-        tables = {"h": _angles(h, h), "w": _angles(w, w // 2 + 1)}
+        tables = {"h": _angles_of_rows(rows), "w": _angles(w, w // 2 + 1)}
         for name, angle in tables.items():
             self.register_buffer(f"cos_{name}", angle.cos().to(D.device, real))
             self.register_buffer(f"sin_{name}", angle.sin().to(D.device, real))
@@ -143,6 +146,14 @@ def _angles(n: int, frequencies: int) -> Tensor:
     """2 pi k j / n for pixels k and frequencies j, (n, frequencies), without losing digits to large angles."""
     product = torch.arange(n)[:, None] * torch.arange(frequencies) % n
     return product.to(torch.float64) * (2 * math.pi / n)
+
+
+def _angles_of_rows(sides: Sequence[int]) -> Tensor:
+    """Sums of `_angles` for all combinations of pixels and frequencies of the sides, (h, h) with their product h."""
+    angles = torch.zeros(1, 1, dtype=torch.float64)
+    for n in sides:
+        angles = (angles[:, None, :, None] + _angles(n, n)[:, None]).flatten(2).flatten(0, 1)
+    return angles
 
 
 def owned(x: Tensor) -> Tensor:

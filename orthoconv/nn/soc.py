@@ -3,7 +3,7 @@
 Singla and Feizi, Skew Orthogonal Convolutions, ICML 2021.
 """
 
-__all__ = ["ExpLinear", "SOCConv2d", "SOCConvTranspose2d", "TaylorSOCConv2d"]
+__all__ = ["ExpLinear", "SOCConv1d", "SOCConv2d", "SOCConv3d", "SOCConvTranspose2d", "TaylorSOCConv2d"]
 
 import math
 from typing import ClassVar
@@ -20,7 +20,9 @@ from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
 from orthoconv.nn.plain import PlainSpectrum
+from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import UnscaledConv2d
+from orthoconv.nn.volumes import VolumeConv3d
 
 
 class SOCConv2d(UnscaledConv2d):
@@ -49,10 +51,10 @@ class SOCConv2d(UnscaledConv2d):
     """
 
     def set_up(self, *, identity: bool = False) -> None:
-        o, i, kh, kw = self.kernel_shape
+        o, i, *taps = self.kernel_shape
         c = max(o // self.groups, i)
         self.identity = bool(identity)
-        self.weight = self.new_parameter(self.groups * c, c, kh, kw)
+        self.weight = self.new_parameter(self.groups * c, c, *taps)
 
     def reset_parameters(self) -> None:
         """Initialise as PyTorch does for a convolution, or as zero."""
@@ -78,6 +80,36 @@ class SOCConvTranspose2d(TransposedConv2d, SOCConv2d):
     >>> import torch
     >>> SOCConvTranspose2d(12, 3, 3, stride=2)(torch.randn(1, 12, 4, 4)).shape
     torch.Size([1, 3, 8, 8])
+    """
+
+
+class SOCConv1d(SequenceConv1d, SOCConv2d):
+    """`SOCConv2d` for sequences, in place of `nn.Conv1d`.
+
+    Arguments are those of `SequenceConv1d`, and `identity` as in `SOCConv2d`.
+
+    Shape:
+        (b, in_channels, n) or (in_channels, n), to (b, out_channels, n / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(SOCConv1d(3, 8, 5, dtype=torch.float64), (3, 16)) < 1e-12
+    True
+    """
+
+
+class SOCConv3d(VolumeConv3d, SOCConv2d):
+    """`SOCConv2d` for volumes, in place of `nn.Conv3d`.
+
+    Arguments are those of `VolumeConv3d`, and `identity` as in `SOCConv2d`.
+
+    Shape:
+        (b, in_channels, d, h, w) or (in_channels, d, h, w), to (b, out_channels, d / stride, h / stride, w / stride).
+
+    >>> import torch
+    >>> from orthoconv.testing import orthogonality_error
+    >>> orthogonality_error(SOCConv3d(2, 3, 3, dtype=torch.float64), (2, 4, 3, 2)) < 1e-12
+    True
     """
 
 
@@ -220,6 +252,8 @@ def _scale_of_any_size(K: Tensor) -> Tensor:
     return torch.where(zero, 1.0, norm.clamp_min(1))
 
 
-register_method("soc", conv=SOCConv2d, linear="cayley", transposed=SOCConvTranspose2d)
+register_method(
+    "soc", conv=SOCConv2d, linear="cayley", transposed=SOCConvTranspose2d, conv1d=SOCConv1d, conv3d=SOCConv3d
+)
 register_method("soc_taylor", conv=TaylorSOCConv2d, linear="cayley")
 register_method("exp", linear=ExpLinear)

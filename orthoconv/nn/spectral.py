@@ -2,6 +2,7 @@
 
 __all__ = ["SpectralConv2d", "UnscaledConv2d", "Way"]
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from orthoconv import fourier
 from orthoconv.linalg import weight_norm
@@ -18,7 +18,7 @@ from orthoconv.nn.convolution import BaseConv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.weight_norm import Signs, WeightNormed
-from orthoconv.planes import convolve, plane
+from orthoconv.planes import Plane, convolve, plane
 from orthoconv.tracing import is_eager
 
 Way = Literal["constant", "matrices", "fused", "lifted"]
@@ -57,10 +57,14 @@ class UnscaledConv2d(BaseConv2d):
 
     def spectral_weight(self, kernel: Tensor, size: Pair) -> Tensor:
         """Matrices (f, g, o, i) of the kernel, on the plane of images of that size."""
-        _, i, kh, kw = kernel.shape
-        taps = kernel.permute(2, 3, 0, 1).reshape(kh * kw, self.groups, -1, i)
-        rows, columns = (fourier.offsets(k, d) for k, d in zip((kh, kw), self.dilation, strict=True))
-        return plane(size, kernel.dtype, kernel.device).matrices(taps, rows, columns)
+        _, i, *k = kernel.shape
+        taps = kernel.movedim((0, 1), (-2, -1)).reshape(math.prod(k), self.groups, -1, i)
+        offsets = (fourier.offsets(n, d) for n, d in zip(k, self.dilation, strict=True))
+        return self.plane_of(size, kernel).matrices(taps, *offsets)
+
+    def plane_of(self, size: Pair, like: Tensor) -> Plane:
+        """The Fourier plane of images of that size."""
+        return plane(size, like.dtype, like.device)
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return self.matrices(sources[0], size)
@@ -68,7 +72,7 @@ class UnscaledConv2d(BaseConv2d):
     def matrices(self, kernel: Tensor, size: Pair) -> Tensor:
         """Orthogonal matrices (f, g, o, i) from the kernel, real ones with f = 1 where they are all the same."""
         if self.geometry.is_constant(size):
-            return self.orthogonalize(kernel.sum((2, 3)).view(1, self.groups, -1, kernel.shape[1]))
+            return self.orthogonalize(kernel.flatten(2).sum(2).view(1, self.groups, -1, kernel.shape[1]))
         return self.transform(kernel, size)
 
     def way(self, size: Pair, *, adjoint: bool = False, eager: bool = True) -> Way:
@@ -97,18 +101,18 @@ class UnscaledConv2d(BaseConv2d):
             cls._forced = before
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        size, tensors = (x.shape[-2], x.shape[-1]), (x, *self.sources(), *(() if bias is None else (bias,)))
+        size, tensors = self.geometry.size_of(x.shape), (x, *self.sources(), *(() if bias is None else (bias,)))
         way = "constant" if len(x) == 0 else self.way(size, adjoint=adjoint, eager=is_eager(*tensors))
         return self.convolve_by(way, x, bias, adjoint=adjoint)
 
     def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """`convolve` in the way that was chosen."""
-        size = x.shape[-2], x.shape[-1]
+        size = self.geometry.size_of(x.shape)
         D = self.formed(self.cached_operator(size))
         D = D.mH if adjoint else D
         if way == "constant":
-            return F.conv2d(x, D[0].real.flatten(0, 1)[..., None, None], bias, groups=self.groups)
-        return convolve(plane(size, x.dtype, x.device), x, D, bias)
+            return self.geometry.apply_pixels(x, D[0].real.flatten(0, 1), bias)
+        return convolve(self.plane_of(size, x), x, D, bias)
 
     def one_tap(self, size: Pair) -> Tensor:
         return self.formed(self.cached_operator(size))[0].flatten(0, 1)
@@ -121,7 +125,7 @@ class UnscaledConv2d(BaseConv2d):
         size = self.geometry.inner_size(size)
         Q = self.cached_operator(size)
         if not self.geometry.is_constant(size):
-            Q = plane(size, self.weight.dtype, self.weight.device).whole(Q)
+            Q = self.plane_of(size, self.weight).whole(Q)
         if double:
             Q = Q.to(torch.complex128 if Q.is_complex() else torch.float64)
         return self.formed(Q).transpose(0, 1).clone()  # what is remembered stays as it is, whatever is done to this
