@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -556,6 +557,20 @@ def test_bf16_multiplies_by_float32_operators(tmp_path: Path, device: str) -> No
     (figures,) = fit(usual, digits(), Recipe(epochs=1, batch_size=20), tmp_path / "usual")
     assert lower["loss"] != figures["loss"]
     assert lower["loss"] == pytest.approx(figures["loss"], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_compiled_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+    calls, own = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: calls.append(1) or own(model, backend="aot_eager"))
+    network = nn.Sequential(nn.Flatten(), linear_method("cayley", "cayley")(64, 10))
+    other, recipe = copy.deepcopy(network), Recipe(epochs=1, batch_size=20, augment=False, precision=precision)
+    (expected,) = fit(network, digits(), recipe, tmp_path / "eager")
+    (figures,) = fit(other, digits(), replace(recipe, compile=True), tmp_path / "compiled")
+    assert calls == [1]
+    assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-4 if precision == "float32" else 0.02)
+    assert set(other.state_dict()) == set(network.state_dict())
 
 
 def test_certificates_are_of_float32_evaluation() -> None:
