@@ -170,6 +170,7 @@ def _set_up() -> torch.library.Library:
     registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), hook=_Hook())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_factory, "PrivateUse1")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # autocast changes no operation of torch
     return library
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -182,3 +183,17 @@ def test_every_layer_in_the_results_is_faster_than_the_listing() -> None:
     for case in record["cases"]:
         medians = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
         assert medians["cayley"] < medians["listing"], case
+
+
+@pytest.mark.slow
+def test_the_script_for_accelerators_runs_to_its_end(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "gpu.sh"
+    environment = {**os.environ, "QUICK": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        ["sh", script, "cpu", tmp_path], env=environment, cwd=script.parent.parent, text=True, capture_output=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.count("device: cpu") == 6
+    assert ": verified, 7 layers" in run.stdout
+    for name in ("layers.json", "networks.json", "precision=bf16/config.json", "precision=float32/evaluation.json"):
+        assert (tmp_path / name).exists()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -535,6 +536,41 @@ def test_precision_and_compilation_enter_the_digest_only_when_set(tmp_path: Path
     assert {p.dtype for p in network.parameters()} == {torch.float32}
     with pytest.raises(orthoconv.train.CheckpointError, match="precision='bf16', not 'float32'"):
         list(fit(network, data, usual, tmp_path / "c", resume=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", NAME])
+def test_bf16_multiplies_by_float32_operators(tmp_path: Path, device: str) -> None:
+    """Linear layers of ours multiply in bfloat16 while they train; their operators, and eval mode, stay float32."""
+    usual = nn.Sequential(*small_network(), linear_method("normalized", "cayley")(10, 10)).to(device)
+    network, seen = copy.deepcopy(usual), {}
+    for k, layer in enumerate(network):
+        layer.register_forward_hook(
+            lambda layer, args, y, k=k: seen.setdefault((k, layer.training), set()).add(y.dtype)
+        )
+    (lower,) = fit(network, digits(), Recipe(epochs=1, batch_size=20, precision="bf16"), tmp_path / "lower")
+    assert seen[6, True] == seen[7, True] == {torch.bfloat16}
+    assert seen[1, True] == seen[3, True] == {torch.float32}, "convolutions stay as they are"
+    assert (network[6].singular_values_for((128,)).cpu() - 1).abs().max() < 2e-5
+    network.eval()(digits().images.to(device))
+    assert seen[6, False] == seen[7, False] == {torch.float32}
+    assert not any(getattr(layer, "_reduced", False) for layer in network)
+    (figures,) = fit(usual, digits(), Recipe(epochs=1, batch_size=20), tmp_path / "usual")
+    assert lower["loss"] != figures["loss"]
+    assert lower["loss"] == pytest.approx(figures["loss"], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_compiled_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+    calls, own = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: calls.append(1) or own(model, backend="aot_eager"))
+    network = nn.Sequential(nn.Flatten(), linear_method("cayley", "cayley")(64, 10))
+    other, recipe = copy.deepcopy(network), Recipe(epochs=1, batch_size=20, augment=False, precision=precision)
+    (expected,) = fit(network, digits(), recipe, tmp_path / "eager")
+    (figures,) = fit(other, digits(), replace(recipe, compile=True), tmp_path / "compiled")
+    assert calls == [1]
+    assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-4 if precision == "float32" else 0.02)
+    assert set(other.state_dict()) == set(network.state_dict())
 
 
 def test_certificates_are_of_float32_evaluation() -> None:

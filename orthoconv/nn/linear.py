@@ -1,9 +1,10 @@
 """The base of every linear layer whose matrix is computed from parameters."""
 
-__all__ = ["BaseLinear"]
+__all__ = ["BaseLinear", "reduced_products"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -47,6 +48,7 @@ class BaseLinear(Reparametrized):
     depends_on_size: ClassVar[bool] = False
     weight: nn.Parameter
     bias: nn.Parameter | None
+    _reduced: bool = False  # see `reduced_products`
 
     def __init__(
         self,
@@ -136,7 +138,14 @@ class BaseLinear(Reparametrized):
             raise ValueError(f"{name} takes inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
         x = check_dtype(name, x, self.weight.dtype)
         with full_precision(x):
+            if self._reduced and self.training and x.dtype == torch.float32:
+                return self._apply_in_bfloat16(x)
             return self.apply_matrix(x)
+
+    def _apply_in_bfloat16(self, x: Tensor) -> Tensor:
+        """Compute the matrix in the layer's own precision, and multiply by it in bfloat16."""
+        bias = None if self.bias is None else self.bias.bfloat16()
+        return F.linear(x.bfloat16(), self.cached_operator().bfloat16(), bias)
 
     def apply_matrix(self, x: Tensor) -> Tensor:
         """Multiply by the matrix, and add the bias."""
@@ -144,3 +153,23 @@ class BaseLinear(Reparametrized):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+@contextmanager
+def reduced_products(model: nn.Module) -> Iterator[nn.Module]:
+    """Let linear layers of `model` that are in training mode multiply in bfloat16 inside the context.
+
+    Their matrices are still computed in float32. Their outputs are bfloat16; a layer after them takes those only under
+    autocast. `train.fit` does both for `Recipe(precision="bf16")`. Layers in eval mode and in float64 stay as they are.
+
+    >>> with reduced_products(nn.Identity()) as model:
+    ...     y = model(torch.ones(2))
+    """
+    layers = [m for m in model.modules() if isinstance(m, BaseLinear) and not m._reduced]
+    for layer in layers:
+        layer._reduced = True
+    try:
+        yield model
+    finally:
+        for layer in layers:
+            layer._reduced = False

@@ -16,6 +16,7 @@ from orthoconv.certificates.constants import PairwiseConstants
 from orthoconv.data.batching import augment, epoch_order, generator
 from orthoconv.data.split import Split
 from orthoconv.devices import device_of
+from orthoconv.nn.linear import reduced_products
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.distributed import World, average_gradients, share_buffers, total
 from orthoconv.train.metering import Meter, TrainingError
@@ -153,9 +154,11 @@ def _loss(
     """Return the loss, and three sums over the batch: of losses, of correct classes, of images."""
     device = device_of(engine)
     x, labels = x.to(device), labels.to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+    if recipe.precision == "bf16":
+        with torch.autocast(device.type, torch.bfloat16), reduced_products(engine):
+            logits = engine(x).float()
+    else:
         logits = engine(x)
-    logits = logits.float() if recipe.precision == "bf16" else logits
     differences = None if pairwise is None else pairwise()
     loss = OBJECTIVES[recipe.loss].loss(logits, labels, recipe.constants(progress), differences)
     correct = (logits.detach().argmax(1) == labels).sum()

@@ -44,8 +44,8 @@ class Recipe:
         eps_rise: Share of the run over which the radius of the loss "emma" grows from a tenth of eps0 to eps0.
         schedule: Learning rate over the run: "triangular" as in the paper, or "linear", a short rise and a long fall.
         shift: Largest shift of the augmentation, in pixels.
-        precision: "float32"; or "bf16", in which plain layers and activations compute, while the operators and
-            products of layers of this library stay in float32. Weights are float32 in either case.
+        precision: "float32"; or "bf16", in which plain layers, activations and the products of linear layers compute.
+            Operators, convolutions of this library and weights are float32 in either case.
         compile: Whether torch.compile translates the network, which takes minutes and changes the rounding.
         flip: Whether the augmentation mirrors images.
 
