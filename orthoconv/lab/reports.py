@@ -65,7 +65,7 @@ def _page(folders: list[Run], device: torch.device) -> str:
             {name: {"0": r["attacked_clean"], **r["pgd_curve"]} for name, r in rows.items()},
         ),
         layers=_layers(main, device),
-        gallery=_gallery(evidence[labels[0]]),
+        gallery=_gallery(evidence[labels[0]], rows[labels[0]].get("classes")),
         epochs=main.metrics(),
     )
 
@@ -108,10 +108,15 @@ def _ranges(model: nn.Sequential, x: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def _gallery(evidence: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _gallery(evidence: dict[str, Tensor], classes: list[str] | None) -> list[dict[str, Any]]:
+    """Return what the cards of the gallery show; classes by their names, if these are known."""
     keys = ("images", "adversarial", "labels", "classes", "radius", "distance")
     columns = [evidence[f"gallery_{key}"] for key in keys]
-    shown: list[Callable[[Tensor], Any]] = [_png, _png, int, int, float, float]
+
+    def name(label: Tensor) -> str:
+        return str(int(label)) if classes is None else classes[int(label)]
+
+    shown: list[Callable[[Tensor], Any]] = [_png, _png, name, name, float, float]
     return [
         {key: show(value) for key, show, value in zip(keys, shown, values, strict=True)}
         for values in zip(*columns, strict=True)
