@@ -2,6 +2,7 @@
 
 __all__ = ["image_folder"]
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -81,7 +82,7 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def _require_known(folder: Path, files: Files, classes: list[str]) -> None:
+def _require_known(folder: Path, files: Files, classes: Sequence[str]) -> None:
     if unknown := sorted({name for _, name in files} - set(classes)):
         raise DataError(f"{folder} has the class {unknown[0]!r}, which the training images do not have")
 
@@ -89,7 +90,7 @@ def _require_known(folder: Path, files: Files, classes: list[str]) -> None:
 def _images(paths: list[Path], how: Arrangement) -> Tensor:
     """Read images of one size. Grey ones get the channels of coloured ones beside them."""
     size = None if how.resize is None else size_of(how.resize)
-    images = []
+    images: list[Tensor] = []
     for path in paths:
         image = _image(path)
         image = image if size is None else resized(image[None], size)[0]

@@ -77,8 +77,8 @@ class Run:
         recorded = config.get("data_dir")
         folder = self._data_dir or (Path(recorded) if recorded else None)
         reading = {**training.reading, **({} if split is None else {"split": split})}
-        own = {"classes": self.classes} if training.data in OWN else {}
-        return load(training.data, folder, download_bar(), **reading, **own)
+        classes = self.classes if training.data in OWN else None
+        return load(training.data, folder, download_bar(), classes=classes, **reading)
 
     def load_model(self, weights: Path | None = None) -> nn.Sequential:
         """Open the network of the run in eval mode, with its trained weights or those of another file of the run."""
