@@ -26,6 +26,7 @@ from orthoconv.train import CheckpointError, Recipe, fit, save_weights
 from orthoconv.train.distributed import World, finish, start, together, total
 
 _MOST_CLASSES = 100  # whose accuracy is written after each epoch
+_LARGE = 128**2  # pixels
 
 
 def train_run(
@@ -57,6 +58,7 @@ def train_run(
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
     config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
+    _require_fitting(training.model.name, split)
     config |= {"classes": split.classes, "network": build_arguments(config["model"], split)}
     torch.manual_seed(training.recipe.seed)
     network = models.build(**config["network"]).to(device)
@@ -78,6 +80,21 @@ def held_out_images(split: Split, examples: int) -> Split:
     if not 0 < examples < len(split.labels):
         raise ValueError(f"examples must be from 1 to {len(split.labels) - 1} to leave some out, got {examples}")
     return Split(split.images[examples:], split.labels[examples:], split.classes)
+
+
+def _require_fitting(name: str, split: Split) -> None:
+    """Refuse images whose sides the network cannot halve often enough, and say which size would do."""
+    h, w = split.images.shape[2:]
+    divisor = models.NETWORKS[name].divisor if name in models.NETWORKS else 1
+    if h % divisor or w % divisor:
+        near = [max(divisor, divisor * round(side / divisor)) for side in (h, w)]
+        size = str(near[0]) if near[0] == near[1] else f"[{near[0]},{near[1]}]"
+        raise ValueError(
+            f"{name} takes images whose sides are multiples of {divisor}, and these have {w} x {h} pixels; "
+            f"--resize {size} makes them fit"
+        )
+    if h * w > _LARGE:
+        print(f"images of {w} x {h} pixels make a large network, which is slow; --resize 64 makes a smaller one")
 
 
 def _require_same(run: Run, training: Training) -> None:
