@@ -28,6 +28,7 @@ def write_report(
     run: Path,
     compare: list[Path],
     device: torch.device = torch.device("cpu"),  # noqa: B008
+    data_dir: Path | None = None,
 ) -> Path:
     """Write report.html into the folder of a run, with other runs beside it, and return its path.
 
@@ -35,8 +36,9 @@ def write_report(
         run: Folder of the run.
         compare: Folders of the others.
         device: Device that computes singular values.
+        data_dir: Folder of the data set of the first run, which only a run of version 0.1.0 is opened with.
     """
-    folders = [Run(run), *(Run(path) for path in compare)]
+    folders = [Run(run, data_dir), *(Run(path) for path in compare)]
     for folder in folders:
         if not folder.evaluation_path.is_file():
             raise FileNotFoundError(f"{folder.folder} has no evaluation; run: orthoconv evaluate {folder.folder}")
