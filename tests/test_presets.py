@@ -59,6 +59,35 @@ def test_a_preset_takes_images_of_another_size(tmp_path, monkeypatch) -> None:
     assert json.loads(Path("runs/train/config.json").read_text())["network"]["image_size"] == [8, 8]
 
 
+@pytest.mark.parametrize(
+    ("size", "network", "message"),
+    [
+        ((10, 10), "kwlarge", "multiples of 4, and these have 10 x 10 pixels; --resize 8 makes them fit"),
+        ((33, 14), "kwlarge", r"multiples of 4, and these have 33 x 14 pixels; --resize \[16,32\] makes them fit"),
+        ((20, 20), "resnet9", "resnet9 takes images whose sides are multiples of 16, .* --resize 16 makes them fit"),
+        ((3, 3), "kwlarge", "--resize 4 makes them fit"),
+    ],
+)
+def test_a_preset_on_a_folder_says_which_size_fits(
+    size: tuple[int, int], network: str, message: str, tmp_path, capsys
+) -> None:
+    """Its suggestion is followed, and works."""
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for k in range(8):
+            image.new("RGB", size, (100, 30 * k, 0)).save(tmp_path / "images" / name / f"{k}.png")
+    command = ["train", "--data", "folder", "--data_dir", str(tmp_path / "images"), "--out", str(tmp_path / "run")]
+    command += ["--recipe.epochs", "1", "--model.width", "0.0625", "--recipe.batch_size", "4"]
+    command += ["--preset", "cifar10-fast"] if network == "kwlarge" else ["--model.name", network]
+    with pytest.raises(SystemExit, match=message) as stop:
+        main(command)
+    suggested = re.search(r"--resize (\S+)", str(stop.value.code)).group(1)
+    main([*command, "--resize", suggested, "--recipe.augment", "false"])
+    size_now = json.loads((tmp_path / "run" / "config.json").read_text())["network"]["image_size"]
+    assert size_now == (json.loads(suggested) if "[" in suggested else [int(suggested)] * 2)
+
+
 def test_a_preset_that_is_not_there() -> None:
     with pytest.raises(SystemExit, match=r"preset must be one of cifar10-best, cifar10-fast, .* got 'imagenet'"):
         main(["train", "--preset", "imagenet"])

@@ -13,6 +13,7 @@ import torch
 from orthoconv import data, models
 from orthoconv.lab import reports
 from orthoconv.lab.cli import main
+from orthoconv.lab.configs import Training
 from orthoconv.lab.runs import Run
 from orthoconv.train import CheckpointError, save_weights
 
@@ -149,19 +150,104 @@ def test_labels_of_runs(trained, tmp_path) -> None:
     assert reports._labels(runs) == [f"cayley, {tmp_path / 'a/x'}", f"cayley, {tmp_path / 'b/x'}", "bcop"]
 
 
-def test_a_run_knows_where_its_data_is(tmp_path, monkeypatch, capsys) -> None:
+def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), n: int = 10, size: int = 8) -> Path:
+    """Images in a folder for each class, of a shade for each class."""
     image = pytest.importorskip("PIL.Image")
+    for k, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for j in range(n):
+            image.new("L", (size, size), 100 * k + j).save(folder / name / f"{j}.png")
+    return folder
+
+
+OWN = ("--recipe.batch_size", "4", "--model.width", "0.125", "--recipe.epochs", "4")
+QUICK = ("--attack_examples", "2", "--apgd_iterations", "2")
+
+
+def test_a_run_knows_where_its_data_is(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("pyautoattack")
     for part in ("train", "test"):
-        for k, name in enumerate(("cat", "dog")):
-            (tmp_path / "images" / part / name).mkdir(parents=True)
-            for j in range(4):
-                image.new("L", (8, 8), 100 * k + j).save(tmp_path / "images" / part / name / f"{j}.png")
+        write_images(tmp_path / "images" / part, n=4)
     monkeypatch.chdir(tmp_path)
     folder = ["--data", "folder", "--data_dir", "images", "--recipe.batch_size", "4"]
     main(["train", "--out", "run", *folder, *SMALL])
     monkeypatch.chdir("/")
-    main(["evaluate", str(tmp_path / "run"), "--attack_examples", "2", "--apgd_iterations", "2"])
+    main(["evaluate", str(tmp_path / "run"), *QUICK])
     assert "attacks on 2 of 8 test images" in capsys.readouterr().out
+    main(["verify", str(tmp_path / "run"), "--images", "4"])
+    edit(tmp_path / "run", network=None)  # as version 0.1.0 wrote it: opened with its images
+    main(["export", str(tmp_path / "run"), "--format", "pt2"])
+    main(["report", str(tmp_path / "run")])
+    (tmp_path / "images").rename(tmp_path / "moved")
+    for command in (["export", "--format", "pt2"], ["report"], ["evaluate", *QUICK], ["verify", "--images", "4"]):
+        args = [command[0], str(tmp_path / "run"), *command[1:]]
+        with pytest.raises(SystemExit, match=r"a folder of images needs --data_dir, got .*images"):
+            main(args)
+        main([*args, "--data_dir", str(tmp_path / "moved")])
     with pytest.raises(SystemExit, match="elsewhere"):
         main(["verify", str(tmp_path / "run"), "--data_dir", "/elsewhere"])
+
+
+def test_own_images_keep_their_classes_and_their_division(tmp_path, capsys) -> None:
+    """From the configuration to the report; another folder is taken by the names of the classes."""
+    pytest.importorskip("pyautoattack")
+    images, run = write_images(tmp_path / "images", size=10), tmp_path / "run"
+    options = ("--resize", "8", "--split", "0.5", "--data_seed", "3", "--examples", "6", *OWN)
+    main(["train", "--data", str(images), "--out", str(run), *options])
+    config = json.loads((run / "config.json").read_text())
+    assert (config["data"], config["data_dir"], config["classes"]) == ("folder", str(images), ["cat", "dog"])
+    assert (config["resize"], config["split"], config["data_seed"]) == ([8, 8], 0.5, 3)
+    assert (config["network"]["image_size"], config["network"]["classes"]) == ([8, 8], 2)
+    assert Run(run).metrics()[-1]["by_class"].keys() == {"cat", "dog"}
+    train, test = Run(run).load_data()
+    expected = data.load("folder", images, resize=8, split=0.5, seed=3)
+    assert torch.equal(train.images, expected[0].images)
+    assert torch.equal(test.images, expected[1].images)
+    main(["evaluate", str(run), *QUICK])
+    row = json.loads((run / "evaluation.json").read_text())
+    assert row["classes"] == ["cat", "dog"]
+    shares = [row["by_class"][name] for name in row["classes"]]
+    assert [share["examples"] for share in shares] == [5, 5]
+    assert sum(share["clean"] for share in shares) / 2 == pytest.approx(row["clean"])
+    assert sum(share["certified"] for share in shares) / 2 == pytest.approx(row["certified_at_eps"])
+    main(["report", str(run)])
+    page = (run / "report.html").read_text()
+    assert "<tr><td>dog</td><td>5</td>" in page
+    assert re.search(r"class (cat|dog), certified to", page)
+    capsys.readouterr()
+
+    main(["evaluate", str(run), *QUICK, "--data_dir", str(write_images(tmp_path / "dogs", ("dog",))), "--split", "1"])
+    assert "attacks on 2 of 10 test images" in capsys.readouterr().out
+    row = json.loads((run / "evaluation.json").read_text())
+    assert row["by_class"]["cat"] == {"examples": 0, "clean": None, "certified": None}
+    assert row["by_class"]["dog"]["examples"] == 10, "by its name, though it is the first class of that folder"
+    main(["report", str(run)])
+    with pytest.raises(SystemExit, match="has the class 'eel', which the training images do not have"):
+        main(["evaluate", str(run), "--data_dir", str(write_images(tmp_path / "eels", ("eel",))), "--split", "1"])
+
+
+def test_a_division_is_part_of_a_run_and_old_digests_stay(tmp_path) -> None:
+    plain = Training.of({"data": "folder"})
+    assert plain.config.keys() == {"data", "examples", "model", "recipe"}
+    others = [{"resize": 16}, {"resize": [16, 8]}, {"split": 0.5}, {"data_seed": 1}, {}]
+    assert len({Training.of({"data": "folder", **other}).hash for other in others}) == 5
+    same = Training("folder", resize=(16, 16))
+    assert same.hash == Training.of({"data": "folder", "resize": 16}).hash
+    for bad, message in (({"split": 1}, "split must be between 0 and 1"), ({"data_seed": "x"}, "data_seed must be a")):
+        with pytest.raises(ValueError, match=message):
+            Training.of({"data": "folder", **bad})
+    run = [*("train", "--data", str(write_images(tmp_path / "images")), "--out", str(tmp_path / "run")), *OWN]
+    main([*run, "--data_seed", "5"])
+    with pytest.raises(SystemExit, match="is a run with data_seed 5, not 6"):
+        main([*run, "--resume", "--data_seed", "6"])
+    main(["train", "--out", str(tmp_path / "run"), "--resume"])
+
+
+def test_a_run_without_names_of_classes(copy) -> None:
+    """As version 0.1.0 wrote it."""
+    edit(copy, classes=None)
+    assert Run(copy).classes is None
+    assert len(Run(copy).load_data()[1].labels) == 500
+    edit(copy, classes=[3])
+    with pytest.raises(ValueError, match="a name of its classes is no text"):
+        Run(copy).load_data()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 import yaml
@@ -718,6 +719,27 @@ def images_idx(source: random.Random, folder: Path) -> Trial:
     return Trial(partial(load, "fashion_mnist", folder), (DataError,), str(folder))
 
 
+def images_npz(source: random.Random, folder: Path) -> Trial:
+    path, file = folder / "set.npz", io.BytesIO()
+    numpy.savez(
+        file, x=numpy.zeros((6, 5, 4), dtype=numpy.uint8), y=numpy.arange(6) % 2, classes=numpy.array(["a", "b"])
+    )
+    data = file.getvalue()
+    path.write_bytes(source.randbytes(100) if source.random() < 0.1 else mutated(source, data))
+    return Trial(partial(load, "npz", path), (DataError,), str(path))
+
+
+def images_with_labels(source: random.Random, folder: Path) -> Trial:
+    """A folder of images beside a file of labels, which is mutated."""
+    for k in range(4):
+        Image.new("L", (4, 4), k).save(folder / f"{k}.png")
+    rows = [(f"{k}.png", "ab"[k % 2]) for k in range(4)]
+    csv, name = "\n".join(f"{a},{b}" for a, b in rows), source.choice(("labels.csv", "labels.json"))
+    data = (csv if name == "labels.csv" else json.dumps(dict(rows))).encode()
+    (folder / name).write_bytes(mutated(source, data))
+    return Trial(partial(load, "folder", folder), (DataError,), str(folder))
+
+
 def images_stl10(source: random.Random, folder: Path) -> Trial:
     for part in ("train", "test"):
         for name, data in ((f"{part}_X.bin", bytes(3 * 96 * 96)), (f"{part}_y.bin", b"\1")):
@@ -741,6 +763,8 @@ KINDS: dict[Callable[[random.Random, Path], Trial], tuple[int, int]] = {  # and 
     images_package: (8, 200),
     images_idx: (20, 500),
     images_stl10: (10, 200),
+    images_npz: (20, 500),
+    images_with_labels: (20, 500),
 }
 
 

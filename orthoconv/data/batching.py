@@ -3,10 +3,12 @@
 __all__ = ["augment", "batches", "epoch_order", "generator"]
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from orthoconv.data.arrays import as_split, tensor_of
 from orthoconv.data.split import Split
 
 
@@ -23,25 +25,26 @@ def generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def batches(split: Split, size: int) -> Iterator[Split]:
+def batches(split: Split | tuple[Any, Any], size: int) -> Iterator[Split]:
     """Yield the split in order, in pieces of at most `size` images.
 
     Arguments:
-        split: Images and labels.
-        size: Largest number of images in a batch.
+        split: A split; or a pair of images and labels, whatever `as_split` takes.
+        size: Most images in a piece.
 
     >>> [len(labels) for _, labels in batches(Split(torch.rand(5, 1, 8, 8), torch.arange(5)), 2)]
     [2, 2, 1]
     """
+    split = split if isinstance(split, Split) else as_split(*split)
     for images, labels in zip(split.images.split(size), split.labels.split(size), strict=True):
-        yield Split(images, labels)
+        yield Split(images, labels, split.classes)
 
 
-def augment(images: Tensor, source: torch.Generator, pad: int = 4, flip: bool = True) -> Tensor:
+def augment(images: Any, source: torch.Generator, pad: int = 4, flip: bool = True) -> Tensor:
     """Crop each image at random after padding it by reflection, and mirror half of them, if `flip`.
 
     Arguments:
-        images: Shape (b, c, h, w), on any device; they are moved there.
+        images: Tensor or array of shape (b, c, h, w), bytes or floats, on any device; they are moved there.
         source: Source of the random numbers, on the CPU: they are the same on every device.
         pad: Largest shift, in pixels.
         flip: Whether to mirror half of them; not for digits or letters, whose mirror image is another thing.
@@ -49,6 +52,7 @@ def augment(images: Tensor, source: torch.Generator, pad: int = 4, flip: bool = 
     >>> augment(torch.rand(2, 3, 8, 8), torch.Generator()).shape
     torch.Size([2, 3, 8, 8])
     """
+    images = tensor_of("images", images)
     b, c, h, w = images.shape
     if min(h, w) <= pad:
         raise ValueError(f"augment moves images by up to {pad} pixels, which must be larger, got {h} x {w}")
@@ -60,7 +64,8 @@ def augment(images: Tensor, source: torch.Generator, pad: int = 4, flip: bool = 
         columns = torch.where(mirrored == 1, columns.flip(1), columns)
     columns = _reflect(columns, w)  # (b, w)
     pixels = (rows[:, :, None] * w + columns[:, None, :]).view(b, 1, h * w).expand(b, c, h * w)
-    return images.flatten(2).gather(2, pixels).view(b, c, h, w)
+    moved: Tensor = images.flatten(2).gather(2, pixels).view(b, c, h, w)
+    return moved
 
 
 def _reflect(index: Tensor, n: int) -> Tensor:

@@ -32,6 +32,7 @@ _CACHE = "cifar10.bin"
 _BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 _RECORD = 3073
 _IMAGES = 10_000  # of a batch
+_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _LARGEST_FILE = 1 << 28  # bytes of any file; the archives have 170 MB, the cache 184
 _LARGEST = 1 << 26  # bytes of a file in an archive; a batch of python's is 31 MB
 
@@ -46,7 +47,8 @@ def cifar10(data_dir: Path | None = None, progress: Progress | None = None) -> t
     """
     records = cifar10_records(data_dir, progress)
     pixels, labels = records[:, 1:].view(-1, 3, 32, 32), records[:, 0]
-    return split_of(pixels[:50_000], labels[:50_000]), split_of(pixels[50_000:], labels[50_000:])
+    train, test = (split_of(pixels[part], labels[part], _CLASSES) for part in (slice(50_000), slice(50_000, None)))
+    return train, test
 
 
 def cifar10_records(data_dir: Path | None = None, progress: Progress | None = None) -> Tensor:

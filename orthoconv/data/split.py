@@ -2,7 +2,7 @@
 
 __all__ = ["DataError", "Progress", "Split", "split_of"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,28 +22,45 @@ class DataError(Exception):
     """
 
 
-class Split(NamedTuple):
-    """Images (n, c, h, w) in [0, 1], float32, and their labels (n,), int64.
-
-    Attributes:
-        images: The images.
-        labels: The class of each.
-
-    >>> split = Split(torch.rand(5, 1, 8, 8), torch.arange(5))
-    >>> split.first(2).labels
-    tensor([0, 1])
-    """
-
+class _Pair(NamedTuple):
     images: Tensor
     labels: Tensor
+
+
+class Split(_Pair):
+    """Images (n, c, h, w) in [0, 1], float32, and their labels (n,), int64.
+
+    It is a pair: `images, labels = split`. Beside that it knows the names of its classes, if they are given.
+
+    Arguments:
+        images: Images.
+        labels: The class of each of them, a number from 0.
+        classes: Name of each class.
+
+    >>> images, labels = split = Split(torch.rand(4, 1, 8, 8), torch.arange(4) % 2, ("cat", "dog"))
+    >>> len(split.first(3).labels), split.first(3).classes
+    (3, ('cat', 'dog'))
+    """
+
+    classes: tuple[str, ...] | None = None
+
+    def __new__(cls, images: Tensor, labels: Tensor, classes: Sequence[str] | None = None) -> "Split":
+        """Make a pair, and keep the names."""
+        split = super().__new__(cls, images, labels)
+        split.classes = None if classes is None else tuple(classes)
+        return split
 
     def first(self, n: int) -> "Split":
         """Return the first n images, or all of them for 0."""
         if n < 0:
             raise ValueError(f"the number of images must be at least 0, got {n}")
-        return Split(self.images[:n], self.labels[:n]) if n else self
+        return Split(self.images[:n], self.labels[:n], self.classes) if n else self
 
 
-def split_of(pixels: Tensor, labels: Tensor) -> Split:
-    """Make a `Split` of integers: pixels (n, c, h, w) from 0 to 255, and labels."""
-    return Split(pixels.to(torch.float32).div_(255), labels.long())
+def split_of(pixels: Tensor, labels: Tensor, classes: Sequence[str] | None = None) -> Split:
+    """Make a `Split` of integers: pixels (n, c, h, w) from 0 to 255, and labels.
+
+    Names of classes that are fewer than the labels are left out.
+    """
+    fits = classes is not None and bool((labels < len(classes)).all())
+    return Split(pixels.to(torch.float32).div_(255), labels.long(), classes if fits else None)

@@ -19,6 +19,7 @@ _ARCHIVE = "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
 _ARCHIVE_MD5 = "91f7769df0f17e558f3565bffb0c7dfb"
 _NAME = "stl10_binary.tar.gz"
 _SIDE = 96
+_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 _IMAGES = {"train": 5000, "test": 8000}
 
 
@@ -58,7 +59,7 @@ def _part(read: Callable[[str], bytes], part: str, source: str) -> Split:
         )
     if not bool(((labels >= 1) & (labels <= 10)).all()):
         raise DataError(f"{source}: {part}_y.bin has labels from {labels.min()} to {labels.max()}, not from 1 to 10")
-    return split_of(pixels.view(-1, 3, _SIDE, _SIDE).mT.contiguous(), labels - 1)
+    return split_of(pixels.view(-1, 3, _SIDE, _SIDE).mT.contiguous(), labels - 1, _CLASSES)
 
 
 def _content(folder: Path, name: str) -> bytes:

@@ -16,6 +16,7 @@ from orthoconv.data.split import DataError, Split
 
 _SHA256 = "68aea062d35a127749050fa0e52dca09d6569ac08092c925610e0954e172dde2"
 _TRAIN = 1297
+_CLASSES = tuple("0123456789")
 
 
 def digits() -> tuple[Split, Split]:
@@ -32,7 +33,8 @@ def digits() -> tuple[Split, Split]:
     rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 65)  # 64 pixels and the label
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     images, labels = rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()
-    return Split(images[:_TRAIN], labels[:_TRAIN]), Split(images[_TRAIN:], labels[_TRAIN:])
+    train, test = (Split(images[part], labels[part], _CLASSES) for part in (slice(_TRAIN), slice(_TRAIN, None)))
+    return train, test
 
 
 def digits32() -> tuple[Split, Split]:
@@ -42,7 +44,9 @@ def digits32() -> tuple[Split, Split]:
     torch.Size([1297, 3, 32, 32])
     """
     train, test = (
-        Split(split.images.expand(-1, 3, -1, -1).repeat_interleave(4, 2).repeat_interleave(4, 3), split.labels)
+        Split(
+            split.images.expand(-1, 3, -1, -1).repeat_interleave(4, 2).repeat_interleave(4, 3), split.labels, _CLASSES
+        )
         for split in digits()
     )
     return train, test

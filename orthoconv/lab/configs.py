@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
 
+from orthoconv.data.resizing import Size, size_of
 from orthoconv.models import NETWORKS, default_conv
 from orthoconv.nn import conv_methods, linear_methods
 from orthoconv.train import Recipe
@@ -18,6 +19,8 @@ _YOUNGER = {
     "depth": None,
     "layers": None,
 }  # fields that older records of networks lack, and the value that they then had
+_YOUNGER_OPTIONS = {"resize": None, "split": None, "data_seed": 0}  # the same of whole configurations
+_OPTIONS = ("examples", *_YOUNGER_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,30 @@ class Training:
         data: Data set.
         model: The network.
         recipe: How it is trained. Without a `lipschitz` of its own, the margin is that of the network's bound.
-        examples: Training images, the first ones; 0 for all.
+        examples: Training images, the first ones; 0 for all. Images of one's own are in a random order, by `data_seed`,
+            in which any first ones have all classes about as often as the whole.
+        resize: Size to give the images; by default they keep theirs.
+        split: Share of one's own images that are test images, if they are not divided already; 0.2 by default.
+        data_seed: Seed of that division, and of the order of one's own images.
     """
 
     data: str
     model: ModelSpec = field(default_factory=ModelSpec)
     recipe: Recipe = field(default_factory=Recipe)
     examples: int = 0
+    resize: Size | None = None
+    split: float | None = None
+    data_seed: int = 0
 
     def __post_init__(self) -> None:
         if self.examples < 0:
             raise ValueError(f"examples must be at least 0, got {self.examples}")
+        if self.split is not None and not 0 < self.split < 1:
+            raise ValueError(f"split must be between 0 and 1, got {self.split}")
+        if type(self.data_seed) is not int:
+            raise ValueError(f"data_seed must be a whole number, got {self.data_seed!r}")
+        if self.resize is not None:
+            object.__setattr__(self, "resize", size_of(self.resize))
         if self.recipe.lipschitz is None:
             object.__setattr__(self, "recipe", replace(self.recipe, lipschitz=self.model.lipschitz))
 
@@ -95,13 +111,19 @@ class Training:
     def of(cls, config: dict[str, Any]) -> "Training":
         """Read a configuration, complete or not; fields that the weights do not depend on are ignored."""
         model, recipe = ModelSpec(**config.get("model", {})), Recipe(**config.get("recipe", {}))
-        return cls(config["data"], model, recipe, config.get("examples", 0))
+        return cls(config["data"], model, recipe, **{k: config[k] for k in _OPTIONS if k in config})
 
     @property
     def config(self) -> dict[str, Any]:
         """The complete configuration."""
         model = {k: v for k, v in asdict(self.model).items() if k not in _YOUNGER or v != _YOUNGER[k]}
-        return {"data": self.data, "examples": self.examples, "model": model, "recipe": self.recipe.settings}
+        own = {k: getattr(self, k) for k, v in _YOUNGER_OPTIONS.items() if getattr(self, k) != v}
+        return {"data": self.data, "examples": self.examples, **own, "model": model, "recipe": self.recipe.settings}
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How `orthoconv.data.load` reads the images."""
+        return {"resize": self.resize, "split": self.split, "seed": self.data_seed}
 
     @property
     def hash(self) -> str:

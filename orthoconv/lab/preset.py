@@ -24,7 +24,16 @@ _PRESETS = {
     "stl10": "cifar10-fast",
     "fashion_mnist": "fashion",
 }
-_RECORDED = ("data", "data_dir", "examples", "model", "recipe")  # options of `orthoconv train` that a run records
+_RECORDED = (
+    "data",
+    "data_dir",
+    "examples",
+    "resize",
+    "split",
+    "data_seed",
+    "model",
+    "recipe",
+)  # options of `orthoconv train` that a run records
 
 
 def preset_names() -> list[str]:

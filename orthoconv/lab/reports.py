@@ -28,6 +28,7 @@ def write_report(
     run: Path,
     compare: list[Path],
     device: torch.device = torch.device("cpu"),  # noqa: B008
+    data_dir: Path | None = None,
 ) -> Path:
     """Write report.html into the folder of a run, with other runs beside it, and return its path.
 
@@ -35,8 +36,9 @@ def write_report(
         run: Folder of the run.
         compare: Folders of the others.
         device: Device that computes singular values.
+        data_dir: Folder of the data set of the first run, which only a run of version 0.1.0 is opened with.
     """
-    folders = [Run(run), *(Run(path) for path in compare)]
+    folders = [Run(run, data_dir), *(Run(path) for path in compare)]
     for folder in folders:
         if not folder.evaluation_path.is_file():
             raise FileNotFoundError(f"{folder.folder} has no evaluation; run: orthoconv evaluate {folder.folder}")
@@ -65,7 +67,7 @@ def _page(folders: list[Run], device: torch.device) -> str:
             {name: {"0": r["attacked_clean"], **r["pgd_curve"]} for name, r in rows.items()},
         ),
         layers=_layers(main, device),
-        gallery=_gallery(evidence[labels[0]]),
+        gallery=_gallery(evidence[labels[0]], rows[labels[0]].get("classes")),
         epochs=main.metrics(),
     )
 
@@ -108,10 +110,15 @@ def _ranges(model: nn.Sequential, x: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def _gallery(evidence: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _gallery(evidence: dict[str, Tensor], classes: list[str] | None) -> list[dict[str, Any]]:
+    """Return what the cards of the gallery show; classes by their names, if these are known."""
     keys = ("images", "adversarial", "labels", "classes", "radius", "distance")
     columns = [evidence[f"gallery_{key}"] for key in keys]
-    shown: list[Callable[[Tensor], Any]] = [_png, _png, int, int, float, float]
+
+    def name(label: Tensor) -> str:
+        return str(int(label)) if classes is None else classes[int(label)]
+
+    shown: list[Callable[[Tensor], Any]] = [_png, _png, name, name, float, float]
     return [
         {key: show(value) for key, show, value in zip(keys, shown, values, strict=True)}
         for values in zip(*columns, strict=True)

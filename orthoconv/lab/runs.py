@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from orthoconv.data import Split, load
+from orthoconv.data import OWN, Split, load
 from orthoconv.files import read_json, write_atomically
 from orthoconv.lab.configs import Training
 from orthoconv.lab.progress import download_bar
 from orthoconv.models.trained import open_network, run_arguments
 
 _TYPES: dict[str, Any] = {"data": str, "data_dir": (str, NoneType), "model": dict, "recipe": dict, "hardware": dict}
+_TYPES["classes"] = (list, NoneType)  # a run of version 0.1.0 has none
 
 
 class Run:
@@ -45,6 +46,8 @@ class Run:
         for key, types in _TYPES.items():
             if not isinstance(config.get(key), types):
                 raise ValueError(f"{self.config_path} is not the configuration of a run: {key} is {config.get(key)!r}")
+        if not all(isinstance(name, str) for name in config.get("classes") or ()):
+            raise ValueError(f"{self.config_path} is not the configuration of a run: a name of its classes is no text")
         if not isinstance(config["model"].get("conv"), str):
             raise ValueError(f"{self.config_path} is not the configuration of a run: its model has no conv")
         return config
@@ -58,10 +61,24 @@ class Run:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.config_path} is not the configuration of a run: {error}") from error
 
-    def load_data(self) -> tuple[Split, Split]:
-        """Load the training and the test split."""
-        recorded = self.config.get("data_dir")
-        return load(self.config["data"], self._data_dir or (Path(recorded) if recorded else None), download_bar())
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, if the run knows them."""
+        names: list[str] | None = self.config.get("classes")
+        return names
+
+    def load_data(self, split: float | None = None) -> tuple[Split, Split]:
+        """Load the training and the test split, with the classes and the size of the images that the run had.
+
+        Arguments:
+            split: Share of one's own images that are test images; by default that of the run. With 1, all are.
+        """
+        config, training = self.config, self.training
+        recorded = config.get("data_dir")
+        folder = self._data_dir or (Path(recorded) if recorded else None)
+        reading = {**training.reading, **({} if split is None else {"split": split})}
+        classes = self.classes if training.data in OWN else None
+        return load(training.data, folder, download_bar(), classes=classes, **reading)
 
     def load_model(self, weights: Path | None = None) -> nn.Sequential:
         """Open the network of the run in eval mode, with its trained weights or those of another file of the run."""

@@ -27,6 +27,9 @@ from orthoconv.models.trained import build_arguments
 from orthoconv.train import CheckpointError, Recipe, fit, save_weights
 from orthoconv.train.distributed import World, finish, start, together, total
 
+_MOST_CLASSES = 100  # whose accuracy is written after each epoch
+_LARGE = 128**2  # pixels
+
 
 def train_run(
     run: Run,
@@ -54,12 +57,13 @@ def train_run(
     if resume and run.config_path.exists():
         _require_same(run, training)
     world = start(device)
-    split, test = load(training.data, data_dir, download_bar())
+    split, test = load(training.data, data_dir, download_bar(), **training.reading)
     if held_out:
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
     config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
-    config["network"] = build_arguments(config["model"], split)
+    _require_fitting(training.model.name, split)
+    config |= {"classes": split.classes, "network": build_arguments(config["model"], split)}
     torch.manual_seed(training.recipe.seed)
     network = models.build(**config["network"]).to(device)
     if world.rank == 0:
@@ -80,15 +84,30 @@ def held_out_images(split: Split, examples: int) -> Split:
     """Return the training images after the first `examples`."""
     if not 0 < examples < len(split.labels):
         raise ValueError(f"examples must be from 1 to {len(split.labels) - 1} to leave some out, got {examples}")
-    return Split(split.images[examples:], split.labels[examples:])
+    return Split(split.images[examples:], split.labels[examples:], split.classes)
+
+
+def _require_fitting(name: str, split: Split) -> None:
+    """Refuse images whose sides the network cannot halve often enough, and say which size would do."""
+    h, w = split.images.shape[2:]
+    divisor = models.NETWORKS[name].divisor if name in models.NETWORKS else 1
+    if h % divisor or w % divisor:
+        near = [max(divisor, divisor * round(side / divisor)) for side in (h, w)]
+        size = str(near[0]) if near[0] == near[1] else f"[{near[0]},{near[1]}]"
+        raise ValueError(
+            f"{name} takes images whose sides are multiples of {divisor}, and these have {w} x {h} pixels; "
+            f"--resize {size} makes them fit"
+        )
+    if h * w > _LARGE:
+        print(f"images of {w} x {h} pixels make a large network, which is slow; --resize 64 makes a smaller one")
 
 
 def _require_same(run: Run, training: Training) -> None:
     """Refuse to resume with another data set, network or recipe, before the configuration is written anew."""
     before, now = run.training.config, training.config
-    for part in ("data", "model", "examples"):
-        if before[part] != now[part]:
-            raise CheckpointError(f"{run.folder} is a run with {part} {before[part]}, not {now[part]}")
+    for part in ("data", "model", "examples", "resize", "split", "data_seed"):
+        if before.get(part) != now.get(part):
+            raise CheckpointError(f"{run.folder} is a run with {part} {before.get(part)}, not {now.get(part)}")
     old, new = before["recipe"], now["recipe"]
     changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if changed and run.checkpoint_path.exists():
@@ -141,15 +160,21 @@ def _postfix(figures: dict[str, Any], rate: float | None, batch_size: int) -> di
 
 
 def _test_figures(network: nn.Module, test: Split, world: World) -> dict[str, Any]:
-    """Return clean and certified accuracy on the whole test set; each process computes its share."""
+    """Return clean and certified accuracy on the whole test set, and by class; each process computes its share."""
     share = Split(test.images[world.rank :: world.size], test.labels[world.rank :: world.size])
     certificates = certify(network, batches(share, 500), rounding=False)
     certified = [(certificates.radius > eps).sum() for eps in certificates.eps]
+    names = test.classes if test.classes is not None and len(test.classes) <= _MOST_CLASSES else ()
+    of_class = [(share.labels == k).cpu() for k in range(len(names))]
     counts = [certificates.correct.sum(), *certified, torch.tensor(len(share.labels))]
+    counts += [c for which in of_class for c in (certificates.correct.cpu()[which].sum(), which.sum())]
     dtype = torch.float64 if budget.has_double(world.device) else torch.float32
-    *right, n = total(torch.stack([c.to("cpu", dtype) for c in counts]), world).cpu().tolist()
+    sums = total(torch.stack([c.to("cpu", dtype) for c in counts]), world).cpu().tolist()
+    right, n, classes = sums[: 1 + len(certified)], sums[1 + len(certified)], sums[2 + len(certified) :]
     shares = {f"{eps * 255:.0f}/255": k / n for eps, k in zip(certificates.eps, right[1:], strict=True)}
-    return {"test_accuracy": right[0] / n, "certified": shares, "lipschitz_bound": certificates.lipschitz}
+    figures = {"test_accuracy": right[0] / n, "certified": shares, "lipschitz_bound": certificates.lipschitz}
+    by_class = {name: classes[2 * k] / max(classes[2 * k + 1], 1) for k, name in enumerate(names)}
+    return {**figures, "by_class": by_class} if by_class else figures
 
 
 def _line(record: dict[str, Any], label: str) -> str:

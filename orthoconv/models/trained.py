@@ -98,6 +98,7 @@ def build_arguments(spec: dict[str, Any], split: data.Split) -> dict[str, Any]:
         split: Training images.
     """
     _, channels, *size = split.images.shape
+    classes = int(split.labels.max()) + 1 if split.classes is None else len(split.classes)
     arguments = dict(spec)
     normalize = arguments.pop("normalize", "center")
     if normalize not in ("none", "center", "standardize"):
@@ -106,7 +107,7 @@ def build_arguments(spec: dict[str, Any], split: data.Split) -> dict[str, Any]:
         arguments["mean"] = split.images.mean((0, 2, 3)).tolist()
     if normalize == "standardize":
         arguments["std"] = split.images.std((0, 2, 3)).tolist()
-    return {**arguments, "in_channels": channels, "image_size": size, "classes": int(split.labels.max()) + 1}
+    return {**arguments, "in_channels": channels, "image_size": size, "classes": classes}
 
 
 def pretrained(name: str) -> nn.Sequential:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from orthoconv import budget
 from orthoconv.certificates.constants import PairwiseConstants
-from orthoconv.data.batching import augment, epoch_order, generator
 from orthoconv.data.split import Split
 from orthoconv.devices import device_of
 from orthoconv.nn.linear import reduced_products
@@ -23,6 +23,7 @@ from orthoconv.train.metering import Meter, TrainingError
 from orthoconv.train.objectives import OBJECTIVES
 from orthoconv.train.recipe import YOUNGER, Recipe
 from orthoconv.train.schedule import SCHEDULES
+from orthoconv.train.sources import Source, source_of
 from orthoconv.weights import CheckpointError
 
 _CHECKPOINT_SECONDS = 180  # that a run loses at most when it is killed
@@ -31,7 +32,7 @@ _FIGURES = ("epoch", "step", "loss", "accuracy", "lr", "seconds")
 
 def fit(
     model: nn.Module,
-    data: Split,
+    data: Split | tuple[Any, Any] | DataLoader[Any],
     recipe: Recipe,
     checkpoint: Path,
     *,
@@ -50,8 +51,10 @@ def fit(
 
     Arguments:
         model: Function of images to logits.
-        data: Training images, all in memory, on any device.
-        recipe: How to train.
+        data: Training images: a `Split`, on any device; a pair of images and labels, arrays or tensors, such as
+            `orthoconv.data.as_split` takes; or a DataLoader that yields such pairs. Bytes are divided by 255.
+        recipe: How to train. A DataLoader has a batch size of its own. What it yields is augmented as everything else,
+            unless the recipe's `augment` is False.
         checkpoint: File to write checkpoints to, each in place of the one before.
         resume: Whether to continue from `checkpoint`, if it exists.
         world: This process among those of a distributed run.
@@ -65,10 +68,9 @@ def fit(
     ...     [figures["epoch"] for figures in fit(model, load("digits")[0], recipe, file)]
     [1, 2]
     """
-    n, size = len(data.labels), recipe.batch_size
-    if size > n or size % world.size:
-        raise ValueError(f"batch_size must be at most {n} and a multiple of {world.size} processes, got {size}")
-    steps, recipe = n // size, replace(recipe, lipschitz=1.0 if recipe.lipschitz is None else recipe.lipschitz)
+    recipe = replace(recipe, lipschitz=1.0 if recipe.lipschitz is None else recipe.lipschitz)
+    source = source_of(data, recipe, world, device_of(model))
+    steps = source.steps
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
     done, sums, saved = 0, [0.0] * 3, time.monotonic()
     if resume and checkpoint.exists():
@@ -76,15 +78,14 @@ def fit(
         if last:
             yield last
     engine: Any = torch.compile(model) if recipe.compile else model
-    constants, meter, data = _constants(model, data, recipe), Meter(model, sums), _placed(data, device_of(model))
+    constants, meter = _constants(model, source, recipe), Meter(model, sums)
     model.train()
 
     for epoch in range(done // steps, recipe.epochs):
-        order, started = epoch_order(n, recipe.seed, epoch), time.perf_counter()
-        for k in range(done % steps, steps):
+        started = time.perf_counter()
+        for k, (x, labels) in enumerate(source.epoch(epoch, done % steps), done % steps):
             progress = (done + 1) / (recipe.epochs * steps)
             rate = _set_rate(optimizer, SCHEDULES[recipe.schedule](progress, recipe.lr))
-            x, labels = _batch(data, order[k * size : (k + 1) * size], recipe, epoch, k, world)
             loss, figures = _loss(engine, constants, x, labels, recipe, progress)
             _differentiate(loss, model, world)
             meter.check(done + 1, loss, _kept(checkpoint))
@@ -116,16 +117,10 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
     return rate
 
 
-def _constants(model: nn.Module, data: Split, recipe: Recipe) -> PairwiseConstants | None:
+def _constants(model: nn.Module, source: Source, recipe: Recipe) -> PairwiseConstants | None:
     """Return the constants of each pair of classes, for a loss that asks for them."""
     pairwise = OBJECTIVES[recipe.loss].pairwise
-    return PairwiseConstants(model, data.images.shape[1:], recipe.lipschitz or 1.0) if pairwise else None
-
-
-def _placed(data: Split, device: torch.device) -> Split:
-    """Return the data on the device, if it fits there beside the model."""
-    fits = data.images.numel() * data.images.element_size() <= budget.DATA_BYTES
-    return Split(data.images.to(device), data.labels.to(device)) if fits else data
+    return PairwiseConstants(model, source.shape, recipe.lipschitz or 1.0) if pairwise else None
 
 
 def _report(on_step: Callable[[dict[str, Any]], object] | None, done: int, epoch: int, sums: list[float]) -> None:
@@ -137,15 +132,6 @@ def _kept(checkpoint: Path) -> str:
     if checkpoint.exists():
         return f"; the last good checkpoint is {checkpoint}"
     return "; no checkpoint was written yet"
-
-
-def _batch(data: Split, indices: Tensor, recipe: Recipe, epoch: int, step: int, world: World) -> tuple[Tensor, Tensor]:
-    """Return the share of this process of a batch, augmented as a whole."""
-    indices = indices.to(data.images.device)
-    x, labels = data.images[indices], data.labels[indices]
-    if recipe.augment:
-        x = augment(x, generator(recipe.seed, epoch, step), recipe.shift, recipe.flip)
-    return x[world.rank :: world.size], labels[world.rank :: world.size]
 
 
 def _loss(

@@ -22,6 +22,7 @@ def evaluate(
     seed: int = 0,
     record: Path | None = None,
     device: str = "auto",
+    split: float | None = None,
 ) -> None:
     """Certify the whole test set of a run; attack a part of it by PGD and by AutoAttack's APGD with both losses.
 
@@ -29,7 +30,7 @@ def evaluate(
 
     Args:
         run: Folder of the run.
-        data_dir: Folder of the data set; by default the one of the run.
+        data_dir: Folder of the data set; by default the one of the run. Its classes are those of the run, by name.
         eps: Norm of the attacks.
         certified_eps: Norms to report certified accuracy for.
         attack_examples: Test images to attack, the first ones; 0 for all.
@@ -37,11 +38,13 @@ def evaluate(
         seed: Seed of the attacks.
         record: File of results, JSON lines, to append the whole run to: configuration, metrics, evaluation.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
+        split: Share of one's own images that are test images, if they are not in folders train and test; by default
+            that of the run. 1 is for all images of a folder that the run has not seen.
     """
     folder = Run(run, data_dir)
     row = evaluate_model(
-        folder.load_model().to(use_device(device)), folder.load_data()[1], folder, eps=eps, certified_eps=certified_eps,
-        attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed,
+        folder.load_model().to(use_device(device)), folder.load_data(split)[1], folder, eps=eps,
+        certified_eps=certified_eps, attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed,
     )  # fmt: skip
     print(table({folder.config["model"]["conv"]: row}))
     print(f"evaluation: {folder.evaluation_path}")

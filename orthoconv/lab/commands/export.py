@@ -19,6 +19,7 @@ def export(
     out: Path | None = None,
     format: Literal["onnx", "pt2"] = "onnx",  # noqa: A002
     device: str = "auto",
+    data_dir: Path | None = None,
 ) -> None:
     """Write the network of a run as a file of real arithmetic: images in, logits out, any number of images.
 
@@ -29,8 +30,10 @@ def export(
         out: File to write; by default model.onnx or model.pt2 in the folder.
         format: onnx, or pt2 for torch.export.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
+        data_dir: Folder of the data set, which only a run of version 0.1.0 is opened with; by default the one of the
+            run.
     """
-    folder = Run(run)
+    folder = Run(run, data_dir)
     model = folder.load_model().to(use_device(device))
     x = torch.rand(8, *folder.input_shape, generator=torch.Generator().manual_seed(0))
     plain = plain_modules(model, x.shape[1:]).cpu()

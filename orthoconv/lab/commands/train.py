@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from orthoconv.data import locate
 from orthoconv.lab.configs import ModelSpec, Training
 from orthoconv.lab.locks import locked
 from orthoconv.lab.logging import TensorBoard
@@ -36,6 +37,9 @@ def train(
     precision: Literal["float32", "bf16"] | None = None,
     compile: bool | None = None,  # noqa: A002
     tensorboard: bool = False,
+    resize: int | tuple[int, int] | None = None,
+    split: float | None = None,
+    data_seed: int = 0,
 ) -> None:
     """Train a network and certify it after each epoch.
 
@@ -43,19 +47,25 @@ def train(
 
     Args:
         out: Folder of the run.
-        data: Data set: digits, digits32, cifar10, fashion_mnist, stl10 or folder.
+        data: Data set: digits, digits32, cifar10, fashion_mnist, stl10; or folder, npz or idx for images of one's own,
+            or their path.
         data_dir: Folder of the data set; by default its usual place.
         model: The network.
         recipe: How to train it.
         resume: Continue from the last checkpoint of the folder, if there is one.
         threads: Threads of the CPU to use; by default all.
-        examples: Training images to use, the first ones; 0 for all.
+        examples: Training images to use, the first ones; 0 for all. Images of one's own are in a random order, whose
+            first ones have all classes about as often as the whole.
         preset: What the options begin with: cifar10-fast, cifar10-best, digits, fashion, own, or paper for the paper's
             recipe. By default that of the data set, and own for images of one's own. Other options override its fields.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
         precision: float32 or bf16, in place of the recipe's.
         compile: Whether torch.compile translates the network, in place of the recipe's.
         tensorboard: Write the figures for TensorBoard, too, into the folder of the run.
+        resize: Size to give the images, such as 32 or [24,32] for height and width; by default they keep theirs.
+        split: Share of one's own images that are test images, if they are not in folders train and test; by default
+            0.2.
+        data_seed: Seed of that division, and of the order of one's own images.
     """
     if preset is not None:
         print(preset_opening(preset), flush=True)
@@ -64,7 +74,9 @@ def train(
             raise ValueError(f"threads must be from 1 to {_MOST_THREADS}, got {threads}")
         torch.set_num_threads(threads)
     own = recipe.compile if compile is None else compile
-    training = Training(data, model, replace(recipe, precision=precision or recipe.precision, compile=own), examples)
+    recipe = replace(recipe, precision=precision or recipe.precision, compile=own)
+    data, data_dir = locate(data, data_dir)
+    training = Training(data, model, recipe, examples, resize, split, data_seed)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     with locked(out) if first else contextlib.nullcontext():
         loggers = [TensorBoard(out)] if tensorboard and first else []

@@ -1,0 +1,471 @@
+"""Images of one's own: folders, files of labels, .npz, IDX, arrays; their classes, sizes, splits and order."""
+
+import gzip
+import io
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from orthoconv.data import DataError, Split, as_split, batches, load, locate, npz
+from orthoconv.data.arrangement import balanced_order, divided
+from orthoconv.data.resizing import resized
+
+image = pytest.importorskip("PIL.Image")
+GREYS = {"cat": 10, "dog": 110, "owl": 210}  # one shade for each class
+
+
+def write(path: Path, grey: int, size: tuple[int, int] = (8, 8), mode: str = "L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.new(mode, size, grey if mode == "L" else (grey, grey, grey)).save(path)
+
+
+@pytest.fixture
+def classes(tmp_path) -> Path:
+    """Ten images of each class, in folders of classes."""
+    for name, grey in GREYS.items():
+        for k in range(10):
+            write(tmp_path / name / f"{k}.png", grey + k)
+    return tmp_path
+
+
+def shades(split: Split) -> list[int]:
+    return (split.images[:, 0, 0, 0] * 255).round().int().tolist()
+
+
+def require_right(*splits: Split) -> None:
+    """Each image has the label of its shade."""
+    for split in splits:
+        assert [grey // 100 for grey in shades(split)] == split.labels.tolist()
+        assert split.classes == ("cat", "dog", "owl")
+
+
+# Folders
+
+
+def test_folders_of_classes_are_divided_by_a_seed(classes) -> None:
+    train, test = load("folder", classes)
+    require_right(train, test)
+    assert train.labels.bincount().tolist() == [8, 8, 8]
+    assert test.labels.bincount().tolist() == [2, 2, 2]
+    assert not set(shades(train)) & set(shades(test))
+    again, other = (load("folder", classes, seed=seed) for seed in (0, 1))
+    assert shades(again[1]) == shades(test)
+    assert set(shades(other[1])) != set(shades(test))
+    assert load("folder", classes, split=0.5)[1].labels.bincount().tolist() == [5, 5, 5]
+
+
+def test_a_share_of_one_makes_all_images_test_images(classes) -> None:
+    train, test = load("folder", classes, split=1)
+    assert (len(train.labels), len(test.labels)) == (0, 30)
+    for bad in (0, -0.1, 1.5, "half"):
+        with pytest.raises(DataError, match="split must be a share of the images, above 0 and at most 1"):
+            load("folder", classes, split=bad)
+
+
+@pytest.mark.parametrize("other", ["test", "val"])
+def test_folders_train_and_test(tmp_path, other: str) -> None:
+    for name, grey in GREYS.items():
+        write(tmp_path / "train" / name / "a.png", grey)
+        write(tmp_path / other / name / "b.png", grey + 1)
+    train, test = load("folder", tmp_path)
+    require_right(train, test)
+    assert sorted(shades(train) + shades(test)) == [10, 11, 110, 111, 210, 211]
+    with pytest.raises(DataError, match="has training and test images apart, so that split must be left out"):
+        load("folder", tmp_path, split=0.5)
+    write(tmp_path / other / "eel" / "b.png", 0)
+    with pytest.raises(DataError, match="has the class 'eel', which the training images do not have"):
+        load("folder", tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path) -> None:
+    for name in ("plane", "train"):
+        for k in range(3):
+            write(tmp_path / name / f"{k}.png", k)
+    assert load("folder", tmp_path)[0].classes == ("plane", "train")
+
+
+CSV = {
+    "plain": "a.png,cat\nb.png,dog\nc.png,owl\nd.png,cat\n",
+    "header": "file,label\na.png,cat\nb.png,dog\nc.png,owl\nd.png,cat\n",
+    "columns": "\ufeffage,Class,Filename\n3,cat,a.png\n4,dog,b.png\n5,owl,c.png\n6,cat,d.png\n",
+    "without endings": "id,category\na,cat\nb,dog\nc,owl\nd,cat\n",
+}
+LABELS = {"a.png": "cat", "b.png": "dog", "c.png": "owl", "d.png": "cat"}
+JSON = {
+    "object": LABELS,
+    "pairs": list(LABELS.items()),
+    "rows": [{"file": name, "label": label} for name, label in LABELS.items()],
+}
+
+
+@pytest.fixture
+def flat(tmp_path) -> Path:
+    folder = tmp_path / "flat"
+    for name, label in LABELS.items():
+        write(folder / name, GREYS[label])
+    return folder
+
+
+@pytest.mark.parametrize("kind", [*CSV, *JSON])
+def test_files_of_labels(flat, kind: str) -> None:
+    if kind in CSV:
+        (flat / "labels.csv").write_text(CSV[kind])
+    else:
+        (flat / "labels.json").write_text(json.dumps(JSON[kind]))
+    train, test = load("folder", flat)
+    require_right(train, test)
+    assert sorted(shades(train) + shades(test)) == [10, 10, 110, 210]
+    assert shades(test) == [10], "the only class with two images"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "labels.csv",
+            "a.png,cat\n../outside.png,dog\n",
+            r"labels\.csv cannot be used: '../outside.png' is outside of",
+        ),
+        ("labels.csv", "a.png,cat\n/etc/hostname,dog\n", "'/etc/hostname' is outside of the folder"),
+        ("labels.csv", "a.png,cat\nlink.png,dog\n", "'link.png' is outside of the folder"),
+        ("labels.csv", "a.png,cat\nz.png,dog\n", "there is no image 'z.png' in the folder"),
+        ("labels.csv", "a.png,cat\nb.png\n", "the line 'b.png' lacks a file or a label"),
+        ("labels.csv", "a,b,c\n1,2,3\n", "it has the columns a, b, c; two of them must be called file and label"),
+        ("labels.csv", "", "it names no images"),
+        ("labels.json", "3", "it has int where an object or a list should be"),
+        ("labels.json", '[["a.png"]]', r"is not a file and its label"),
+        ("labels.json", "{", r"labels\.json cannot be used"),
+        ("labels.json", "[" * 100_000, r"labels\.json cannot be used"),
+    ],
+)
+def test_files_of_labels_that_are_refused(flat, name: str, text: str, message: str) -> None:
+    write(flat.parent / "outside.png", 0)
+    (flat / "link.png").symlink_to(flat.parent / "outside.png")
+    (flat / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load("folder", flat)
+
+
+def test_images_without_labels_are_refused(flat, tmp_path) -> None:
+    with pytest.raises(
+        DataError, match=r"in folders of classes; for those without, it needs labels.csv or labels.json"
+    ):
+        load("folder", flat)
+    (flat / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no images \(.png, .jpg, .*\) in folders of classes$"):
+        load("folder", flat / "empty")
+    with pytest.raises(DataError, match=r"a folder of images needs --data_dir, got .*nowhere"):
+        load("folder", tmp_path / "nowhere")
+
+
+def test_one_image_of_each_class_cannot_be_divided(tmp_path) -> None:
+    for name, grey in GREYS.items():
+        write(tmp_path / name / "a.png", grey)
+    with pytest.raises(DataError, match="3 images are too few to take test images from: no class has two"):
+        load("folder", tmp_path)
+
+
+def test_images_of_differing_sizes_need_resize(classes) -> None:
+    write(classes / "owl" / "large.png", 210, (40, 20))
+    with pytest.raises(DataError, match=r"large.png differs in size .*: 40 x 20 pixels and 8 x 8; --resize 32, for"):
+        load("folder", classes)
+    train, test = load("folder", classes, resize=12)
+    require_right(train, test)
+    assert train.images.shape[1:] == test.images.shape[1:] == (1, 12, 12)
+    assert load("folder", classes, resize=(8, 16))[0].images.shape[1:] == (1, 8, 16)
+    for bad in (0, -1, (8,), (8, 0), 100_000, "big"):
+        with pytest.raises(DataError, match="resize must be a number of pixels up to 4096, or a height and a width"):
+            load("folder", classes, resize=bad)
+
+
+def test_grey_and_coloured_images_may_stand_together(classes) -> None:
+    write(classes / "owl" / "colour.png", 219, mode="RGB")
+    train, test = load("folder", classes)
+    assert train.images.shape[1] == 3
+    require_right(train, test)
+    assert torch.equal(train.images[:, 0], train.images[:, 2])
+
+
+def test_photographs_are_turned_upright(tmp_path) -> None:
+    """A camera stores how it was held in the tag 274; 6 is a quarter turn clockwise."""
+    pixels = np.zeros((4, 6), dtype=np.uint8)
+    pixels[:, :3] = 255
+    exif = image.Exif()
+    exif[274] = 6
+    for k in range(2):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        image.fromarray(pixels).save(tmp_path / "a" / f"{k}.png", exif=exif)
+    upright = load("folder", tmp_path)[0].images[0, 0]
+    assert upright.shape == (6, 4)
+    assert torch.equal(upright, torch.tensor(np.rot90(pixels, -1) / 255, dtype=torch.float32))
+
+
+def test_files_of_other_formats_are_not_opened(classes) -> None:
+    """An image that another program would draw, under the name of one that is decoded."""
+    (classes / "owl" / "x.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
+    with pytest.raises(DataError, match=r"x.png cannot be read as an image"):
+        load("folder", classes)
+
+
+# Sizes, division, order
+
+
+def test_resizing_covers_and_cuts_evenly() -> None:
+    ramp = torch.arange(40.0).expand(1, 1, 20, 40) / 40
+    small = resized(ramp, (10, 10))
+    assert small.shape == (1, 1, 10, 10)
+    torch.testing.assert_close(small[0, 0], ((10.5 + 2 * torch.arange(10.0)) / 40).expand(10, 10), rtol=0, atol=1e-6)
+    assert resized(ramp, (20, 40)) is ramp
+    whole = torch.full((2, 3, 5, 7), 200, dtype=torch.uint8)
+    assert torch.equal(resized(whole, (9, 4)), torch.full((2, 3, 9, 4), 200, dtype=torch.uint8))
+
+
+def test_built_in_sets_are_resized_too() -> None:
+    train, test = load("digits", resize=4)
+    assert (train.images.shape[2:], test.images.shape[2:]) == ((4, 4), (4, 4))
+    assert train.classes == load("digits")[0].classes
+    with pytest.raises(DataError, match=r"digits has test images of its own; split is for folder, npz, idx, got 0\.5"):
+        load("digits", split=0.5)
+
+
+def test_each_class_is_divided_by_the_same_share() -> None:
+    labels = torch.tensor([0] * 50 + [1] * 7 + [2] * 2 + [3])
+    split = Split(torch.arange(60.0).view(60, 1, 1, 1), labels)
+    train, test = divided(split, 0.2, 0)
+    assert test.labels.bincount(minlength=4).tolist() == [10, 1, 1, 0]
+    both = torch.cat((train.images, test.images)).flatten()
+    assert both.sort().values.tolist() == list(range(60)), "each image once"
+    assert torch.equal(labels[train.images.flatten().long()], train.labels)
+
+
+def test_any_first_images_are_balanced() -> None:
+    """Within one image of each class, for each length; the order as it was is the negative control."""
+    labels = torch.tensor([0] * 100 + [1] * 40 + [2] * 60)
+
+    def worst(ordered: torch.Tensor) -> float:
+        shares = (
+            torch.nn.functional.one_hot(ordered).cumsum(0) - torch.arange(1, 201)[:, None] * labels.bincount() / 200
+        )
+        return float(shares.abs().max())
+
+    orders = [balanced_order(labels, seed) for seed in range(5)]
+    for order in orders:
+        assert order.sort().values.tolist() == list(range(200))
+        assert worst(labels[order]) < 3
+    assert worst(labels) > 40
+    assert len({tuple(order.tolist()) for order in orders}) == 5
+    assert torch.equal(balanced_order(labels, 3), orders[3])
+
+
+def test_the_first_images_of_a_folder_are_of_all_classes(classes) -> None:
+    for split in load("folder", classes):
+        assert split.first(3).labels.sort().values.tolist() == [0, 1, 2]
+    assert len({tuple(shades(load("folder", classes, seed=seed)[0].first(6))) for seed in range(4)}) == 4
+
+
+# Files of arrays
+
+
+def arrays(n: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of shape (n, 6, 5, 3), and labels from 0 to 3, which are also the first byte of each image."""
+    labels = np.arange(n) % 4
+    pixels = np.random.default_rng(0).integers(0, 256, (n, 6, 5, 3), dtype=np.uint8)
+    pixels[:, 0, 0, 0] = labels
+    return pixels, labels
+
+
+@pytest.mark.parametrize(
+    "names", [("x", "y"), ("images", "labels"), ("x_train", "y_train"), ("train_images", "train_labels")]
+)
+@pytest.mark.parametrize("layout", ["last", "first", "grey", "float", "column"])
+def test_npz(tmp_path, names: tuple[str, str], layout: str) -> None:
+    x, y = arrays()
+    x = {"first": x.transpose(0, 3, 1, 2), "grey": x[..., 0], "float": (x / 255).astype(np.float32)}.get(layout, x)
+    np.savez_compressed(tmp_path / "set.npz", **{names[0]: x, names[1]: y[:, None] if layout == "column" else y})
+    train, test = load("npz", tmp_path / "set.npz")
+    assert train.images.shape == (16, 1 if layout == "grey" else 3, 6, 5)
+    assert test.labels.sort().values.tolist() == [0, 1, 2, 3]
+    assert train.classes == ("0", "1", "2", "3")
+    for split in (train, test):
+        assert (split.images[:, 0, 0, 0] * 255).round().long().tolist() == split.labels.tolist()
+    assert load("npz", tmp_path)[0].images.shape == train.images.shape, "the folder with the file in it"
+
+
+def test_npz_with_test_images_and_names(tmp_path) -> None:
+    x, y = arrays()
+    names = np.array(["ant", "bee", "cow", "doe"])
+    np.savez(tmp_path / "a.npz", x=x, y=y, x_test=x[:4], y_test=y[:4], classes=names)
+    np.savez(tmp_path / "b.npz", images=x, labels=names[y], test_images=x[:4], test_labels=names[y[:4]])
+    for name in ("a", "b"):
+        train, test = load("npz", tmp_path / f"{name}.npz", resize=8)
+        assert (len(train.labels), len(test.labels), train.classes) == (20, 4, tuple(names))
+        assert test.images.shape == (4, 3, 8, 8)
+    np.savez(tmp_path / "c.npz", x=x, y=y + 5)
+    assert load("npz", tmp_path / "c.npz")[0].classes == ("5", "6", "7", "8"), "labels need not begin at 0"
+
+
+class Evil:
+    def __reduce__(self):
+        return Path("/tmp/owned-by-npz").mkdir, ()
+
+
+def bad_npz(tmp_path: Path, **contents: object) -> Path:
+    np.savez(tmp_path / "bad.npz", **contents)
+    return tmp_path / "bad.npz"
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"a": np.zeros(3)}, r"needs arrays called images and labels, or x and y; it has a"),
+        ({"x": np.array([Evil()], dtype=object), "y": np.zeros(1, int)}, "x.npy is an array of object, not of"),
+        ({"x": np.zeros((2, 4, 4)) - 1, "y": np.zeros(2, int)}, "floats must be from 0 to 1, got values from -1 to -1"),
+        ({"x": np.full((2, 4, 4), 255.0), "y": np.zeros(2, int)}, "got values from 255 to 255; divide them by 255"),
+        ({"x": np.full((2, 4, 4), np.nan), "y": np.zeros(2, int)}, "got values from nan to nan"),
+        ({"x": np.full((2, 4, 4), 300), "y": np.zeros(2, int)}, "integers must be from 0 to 255, got values from 300"),
+        ({"x": np.zeros((2, 16)), "y": np.zeros(2, int)}, r"must have the shape .* got \(2, 16\)"),
+        ({"x": np.zeros((2, 4, 4)), "y": np.zeros(3, int)}, "there are 2 images, but 3 labels"),
+        ({"x": np.zeros((2, 4, 4)), "y": np.zeros(2)}, r"y must be numbers or names .* got \(2,\) of float64"),
+        ({"x": np.zeros((0, 4, 4)), "y": np.zeros(0, int)}, "there are no images"),
+        ({"x": np.zeros((2, 4, 4)), "y": np.array([0, 7]), "classes": np.array(["a"])}, "the label 7 is not the"),
+    ],
+)  # fmt: skip
+def test_npz_that_is_refused(tmp_path, contents, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("npz", bad_npz(tmp_path, **contents))
+    assert not Path("/tmp/owned-by-npz").exists()
+
+
+def test_hostile_npz(tmp_path, monkeypatch) -> None:
+    """Sizes that the file does not have, bytes that unpack to many, and what is no archive."""
+    path = tmp_path / "bad.npz"
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000, 1000, 1000), }"
+    head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", head)
+    with pytest.raises(DataError, match=r"x.npy has 0 bytes for the shape"):
+        load("npz", path)
+    monkeypatch.setattr(npz, "_SMALL", 1 << 16)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(1 << 20))
+    with pytest.raises(DataError, match=r"x.npy unpacks \d+ bytes to 1048576"):
+        load("npz", path)
+    monkeypatch.setattr(npz, "_LARGEST", 1 << 16)
+    with pytest.raises(DataError, match=r"its arrays have more than 65536 bytes"):
+        load("npz", path)
+    for data in (b"", b"nonsense", path.read_bytes()[:1000]):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"bad.npz cannot be read: .*zip"):
+            load("npz", path)
+    with pytest.raises(DataError, match=r"a .npz file needs --data_dir, its path, got None"):
+        load("npz")
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_idx(folder: Path, prefix: str, pixels: np.ndarray, labels: np.ndarray, packed: bool = False) -> None:
+    for name, array in ((f"{prefix}images-idx{pixels.ndim}-ubyte", pixels), (f"{prefix}labels-idx1-ubyte", labels)):
+        data = gzip.compress(idx(array)) if packed else idx(array)
+        (folder / f"{name}{'.gz' if packed else ''}").write_bytes(data)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_any_idx_set(tmp_path, packed: bool) -> None:
+    x, y = arrays()
+    write_idx(tmp_path, "train-", x[..., 0], y + 1, packed)
+    train, test = load("idx", tmp_path)
+    assert (len(train.labels), len(test.labels), train.classes) == (16, 4, ("1", "2", "3", "4"))
+    write_idx(tmp_path, "t10k-", x[:5, ..., 0], y[:5] + 1)
+    train, test = load("idx", tmp_path, resize=4)
+    assert (len(train.labels), len(test.labels)) == (20, 5)
+    assert test.images.shape == (5, 1, 4, 4)
+    write_idx(tmp_path, "other-", x[..., 0], y)
+    with pytest.raises(DataError, match=r"needs one file ...images-idx3-ubyte, .* got other-images-idx3-ubyte"):
+        load("idx", tmp_path)
+
+
+def test_idx_with_channels_and_refusals(tmp_path) -> None:
+    x, y = arrays()
+    write_idx(tmp_path, "emnist-letters-train-", x, y)
+    assert load("idx", tmp_path)[0].images.shape == (16, 3, 6, 5)
+    path = tmp_path / "emnist-letters-train-images-idx4-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"is damaged: it has 1799 bytes for an array of 20 x 6 x 5 x 3"):
+        load("idx", tmp_path)
+    (tmp_path / "emnist-letters-train-labels-idx1-ubyte").unlink()
+    path.write_bytes(idx(x))
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte does not exist, nor with .gz"):
+        load("idx", tmp_path)
+    with pytest.raises(DataError, match="IDX files need --data_dir"):
+        load("idx")
+
+
+def test_a_path_says_what_it_is(classes, tmp_path_factory) -> None:
+    files, numbers = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("numbers")
+    x, y = arrays()
+    np.savez(files / "set.npz", x=x, y=y)
+    write_idx(numbers, "train-", x[..., 0], y)
+    for path, kind in ((classes, "folder"), (files, "npz"), (files / "set.npz", "npz"), (numbers, "idx")):
+        assert locate(str(path)) == (kind, path)
+        assert len(load(str(path))[0].labels) in (16, 24)
+    for name in ("", "nowhere", "digits", "x" * 5000, "a\0b"):
+        assert locate(name) == (name, None)
+
+
+# Arrays in Python
+
+
+def test_arrays_and_tensors_become_a_split() -> None:
+    x, y = arrays()
+    for images in (x, torch.from_numpy(x), x.transpose(0, 3, 1, 2), x.astype(np.uint16), x.astype(">i4"), x / 255):
+        split = as_split(images, y)
+        assert split.images.dtype == torch.float32
+        torch.testing.assert_close(split.images, torch.from_numpy(x).permute(0, 3, 1, 2) / 255)
+        assert torch.equal(split.labels, torch.from_numpy(y))
+    assert as_split(x > 9, [0] * 20).images.unique().tolist() == [0, 1]
+    named = as_split(x[:3], np.array(["b", "a", "b"]))
+    assert (named.labels.tolist(), named.classes) == ([1, 0, 1], ("a", "b"))
+    assert as_split(x[:2], [1, 0], ["cat", "dog"]).classes == ("cat", "dog")
+    assert [len(piece.labels) for piece in batches((x, y), 8)] == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 3, 8, 3)), [0, 1], r"images of shape \(2, 3, 8, 3\) may have channels first or last"),
+        (np.zeros((2, 4, 4)), [0, -1], "labels must be from 0 to 1, .* got -1 to 0"),
+        (np.zeros((2, 4, 4)), [0, 2], "labels must be from 0 to 1, the number of the last class, got 0 to 2"),
+        (np.zeros((2, 4, 4)), [0.5, 1], r"labels must be integers of shape \(n,\), got \(2,\) of torch.float64"),
+        (np.zeros((2, 4, 4)), ["cat", "eel"], "the class 'eel' is not among those of the training images: cat, dog"),
+        (np.zeros((2, 4, 4)), object(), "labels must be numbers, got object"),
+        ("text", [0], "images must be numbers, got <U4"),
+    ],
+)
+def test_arrays_that_are_refused(images, labels, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        as_split(images, labels, ["cat", "dog"])
+
+
+def test_a_split_is_a_pair() -> None:
+    split = Split(torch.rand(3, 1, 2, 2), torch.arange(3), ["a", "b", "c"])
+    images, labels = split
+    assert len(split) == 2
+    assert torch.equal(split[1], labels)
+    assert split.first(2).classes == split.classes == ("a", "b", "c")
+    assert Split(images, labels).classes is None
+    assert torch.load(saved(split), weights_only=False).labels.tolist() == [0, 1, 2]
+
+
+def saved(value: object) -> io.BytesIO:
+    """What torch writes, for a loader that sends splits to other processes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
