@@ -72,7 +72,7 @@ def to_onnx(
     x: Tensor,
     path: Path,
     *,
-    certificate: bool | None = None,
+    certificate: bool | None = False,
     class_names: Sequence[str] | None = None,
 ) -> bool:
     """Write a model as an ONNX file, in the plain form of `export`: images in, logits out, any number of images.
@@ -85,7 +85,7 @@ def to_onnx(
         model: Any model that `export` takes.
         x: Some inputs (b, ...) in [0, 1], of which the certificate is tried; b is at least 2.
         path: File to write.
-        certificate: Whether to write what certificates need; by default where that is possible: the model must have a
+        certificate: Whether to write what certificates need. With None, where that is possible: the model must have a
             bound, and the runtime must know its operations in float64.
         class_names: Names of the classes; by default those that the model knows.
 
@@ -102,7 +102,7 @@ def to_onnx(
     if certificate is not False:
         try:
             certified = facts | certificate_metadata(model, shape)
-            content = _content(Twins(model, shape), x, ["logits", "logits64"], certified)
+            content = _content(Twins(model, shape), type(model).__name__, x, ["logits", "logits64"], certified)
             _try_out(content, model, x, shape)
         except (TypeError, ValueError) as error:
             if certificate:
@@ -110,7 +110,7 @@ def to_onnx(
         else:
             write_atomically(path, content)
             return True
-    write_atomically(path, _content(export(model, shape), x, ["logits"], facts))
+    write_atomically(path, _content(export(model, shape), type(model).__name__, x, ["logits"], facts))
     return False
 
 
@@ -128,7 +128,7 @@ def _normalization(model: nn.Module) -> dict[str, list[float]] | None:
     return {"mean": first.mean.tolist(), "std": first.std.tolist()} if isinstance(first, Normalize) else None
 
 
-def _content(module: nn.Module, x: Tensor, outputs: list[str], facts: dict[str, Any]) -> bytes:
+def _content(module: nn.Module, name: str, x: Tensor, outputs: list[str], facts: dict[str, Any]) -> bytes:
     """Return the bytes of an ONNX file."""
     import onnx
 
@@ -144,7 +144,7 @@ def _content(module: nn.Module, x: Tensor, outputs: list[str], facts: dict[str, 
             )  # fmt: skip
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(f"{type(module).__name__} cannot be written as ONNX: {reason}") from error
+        raise ValueError(f"{name} cannot be written as ONNX: {reason}") from error
     finally:
         logger.setLevel(level)
     assert program is not None

@@ -176,7 +176,7 @@ def test_files_without_a_certificate(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"{message}.*certificate=False writes the logits alone"):
             to_onnx(model, x, tmp_path / "model.onnx", certificate=True)
         assert not (tmp_path / "model.onnx").exists()
-        assert not to_onnx(model, x, tmp_path / "model.onnx")
+        assert not to_onnx(model, x, tmp_path / "model.onnx", certificate=None)
         session, facts = opened(tmp_path / "model.onnx")
         assert [o.name for o in session.get_outputs()] == ["logits"]
         assert "rates" not in facts

@@ -38,7 +38,7 @@ def export(
     path = out or folder.folder / f"model.{format}"
     certificate = ""
     if format == "onnx":
-        certificate = ", with" if to_onnx(model, x, path) else ", without"
+        certificate = ", with" if to_onnx(model, x, path, certificate=None) else ", without"
         certificate += " what certificates need"
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
