@@ -14,10 +14,11 @@ from orthoconv.certificates import (
     verify,
 )
 from orthoconv.conversion import ConversionError, convert
-from orthoconv.exporting import export, to_onnx
+from orthoconv.exporting import export
 from orthoconv.linalg import cayley
 from orthoconv.nn import orthogonal, register_method
 from orthoconv.nn.reparametrized import frozen
+from orthoconv.onnx_files import to_onnx
 from orthoconv.predicting import Prediction, Predictions, predict
 
 __version__ = "0.1.0"

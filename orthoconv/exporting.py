@@ -1,15 +1,12 @@
 """A model as plain modules of real arithmetic, which ONNX, torch.export and torch.compile take as they are."""
 
-__all__ = ["export", "to_onnx"]
+__all__ = ["export"]
 
 import copy
-import logging
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from orthoconv.certificates.trust import require_copyable, require_replaceable
 from orthoconv.certificates.unwrapping import unwrapped
@@ -75,42 +72,3 @@ def _shape_of(layer: Layer, name: str, shapes: dict[nn.Module, torch.Size]) -> S
     if layer not in shapes and isinstance(layer, ImageLayer):
         raise ValueError(f"export needs every convolution to be used in the forward pass; {name} ({layer}) is not")
     return shapes.get(layer, ())
-
-
-def to_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
-    """Write a model as an ONNX file, in the plain form of `export`: images in, logits out, any number of images.
-
-    Arguments:
-        model: Any model that `export` takes.
-        x: Some inputs (b, ...), of which only the shape matters; b is at least 2.
-        path: File to write.
-
-    Raises:
-        ValueError: If ONNX has no form of an operation of the model.
-
-    >>> from orthoconv.nn import CayleyLinear
-    >>> to_onnx(CayleyLinear(4, 2), torch.rand(2, 4), Path("model.onnx"))  # doctest: +SKIP
-    """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ImportError('ONNX needs onnx and onnxscript: pip install "orthoconv[export]"') from error
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # which misses torchvision
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                export(model, x.shape[1:]).cpu(), (x.cpu(),), dynamo=True, verbose=False,
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), input_names=["images"], output_names=["logits"],
-            )  # fmt: skip
-    except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(f"{type(model).__name__} cannot be written as ONNX: {reason}") from error
-    finally:
-        logger.setLevel(level)
-    assert program is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    program.save(path, external_data=False)

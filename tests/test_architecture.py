@@ -23,6 +23,8 @@ TIERS = [
     {"nn", "attacks"},
     {"models", "certificates"},
     {"conversion", "exporting", "predicting"},
+    {"twins"},
+    {"onnx_files"},
     {"train"},
     {"lab"},
 ]

@@ -1,6 +1,6 @@
 """A float64 copy of a model that keeps the model's own operators."""
 
-__all__ = ["in_double"]
+__all__ = ["in_double", "keep_parametrized"]
 
 import copy
 
@@ -46,13 +46,13 @@ def in_double(model: nn.Module) -> nn.Module:
     near = in_reach_of_double(model)
     model = (copy.deepcopy(model) if near is model else near).eval().requires_grad_(False)
     for module in list(model.modules()):
-        _keep_parametrized(module)
+        keep_parametrized(module)
     doubles: dict[nn.Module, nn.Module] = {m: m.in_double() for m in model.modules() if isinstance(m, Reparametrized)}
     replace_modules(model, doubles)
     return doubles.get(model, model).double()
 
 
-def _keep_parametrized(module: nn.Module) -> None:
+def keep_parametrized(module: nn.Module) -> None:
     """Make what torch computes from parameters a parameter, as it was computed.
 
     torch.nn.utils.parametrize.remove_parametrizations would change the class that a copy shares with its original.

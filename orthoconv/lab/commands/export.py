@@ -9,9 +9,9 @@ import torch
 
 from orthoconv.devices import move
 from orthoconv.exporting import export as plain_modules
-from orthoconv.exporting import to_onnx
 from orthoconv.lab.machine import use_device
 from orthoconv.lab.runs import Run
+from orthoconv.onnx_files import to_onnx
 
 
 def export(
@@ -22,6 +22,9 @@ def export(
     data_dir: Path | None = None,
 ) -> None:
     """Write the network of a run as a file of real arithmetic: images in, logits out, any number of images.
+
+    An ONNX file has the logits in float64 as well, and what certified radii need, in its metadata; see
+    docs/predicting.md.
 
     Example: orthoconv export runs/digits --out digits.onnx
 
@@ -38,11 +41,13 @@ def export(
     x = torch.rand(8, *folder.input_shape, generator=torch.Generator().manual_seed(0))
     plain = plain_modules(model, x.shape[1:]).cpu()
     path = out or folder.folder / f"model.{format}"
+    certificate = ""
     if format == "onnx":
-        to_onnx(model, x, path)
+        certificate = ", with" if to_onnx(model, x, path, certificate=None) else ", without"
+        certificate += " what certificates need"
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.export.save(torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)), path)
     with torch.no_grad():
         difference = (plain(x) - model(*move(model, x)).cpu()).abs().max().item()
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, largest difference to the model {difference:.1e}")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, largest difference to the model {difference:.1e}{certificate}")

@@ -5,10 +5,11 @@ __all__ = ["publish"]
 from pathlib import Path
 from typing import Any
 
-from orthoconv.files import sha256
+from orthoconv.files import sha256, write_atomically
 from orthoconv.lab.pages import render
 from orthoconv.lab.paper.records import run_record
 from orthoconv.lab.runs import Run
+from orthoconv.models.describing import description_of
 from orthoconv.models.trained import run_arguments
 from orthoconv.weights import read, save_weights
 
@@ -20,16 +21,21 @@ def publish(run: Path, name: str, out: Path = Path("runs/published")) -> None:
 
     Args:
         run: Folder of the run.
-        name: Name for users to load it by.
+        name: Name of the file, without its suffix.
         out: Folder to write to.
     """
     folder = Run(run)
     if not folder.evaluation_path.is_file():
         raise FileNotFoundError(f"{run} has no evaluation; run: orthoconv evaluate {run}")
-    card, path = _card(folder), out / f"{name}.safetensors"
-    save_weights(path, folder.load_model(), card)
+    if Path(name).name != name:
+        raise ValueError(f"name must be the name of a file without its folder and suffix, got {name!r}")
+    network, path = folder.load_model(), out / f"{name}.safetensors"
+    known = description_of(network)
+    card = {**_card(folder), "classes": None if known.class_names is None else list(known.class_names)}
+    save_weights(path, network, card)
     digest = sha256(read(path)[0])
-    (out / f"{name}.md").write_text(render("card.md.j2", name=name, digest=digest, **card))
+    page = render("card.md.j2", name=name, digest=digest, shape=known.input_shape, **card)
+    write_atomically(out / f"{name}.md", page.encode())
     print(f"weights: {path}\nSHA-256 of the weights: {digest}\ncard: {out / name}.md")
 
 
