@@ -1,6 +1,6 @@
 """Upper bounds of a model, layer by layer: its Lipschitz constant, and what rounding can do to its outputs."""
 
-__all__ = ["growth", "lipschitz_bound", "rounding_bound"]
+__all__ = ["Walk", "growth", "lipschitz_bound", "rounding_bound"]
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from torch import Tensor, fx, nn
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
 from orthoconv.certificates.batches import require_apart
 from orthoconv.certificates.graphs import follow
-from orthoconv.certificates.rules import rule_of
-from orthoconv.certificates.trust import require_no_global_hooks
+from orthoconv.certificates.rules import Rule, rule_of
+from orthoconv.certificates.trust import require_compiled, require_no_global_hooks
 from orthoconv.devices import in_reach_of_double
 from orthoconv.linalg import frobenius_norm
-from orthoconv.modules import zeros_for
+from orthoconv.modules import compiled_from, zeros_for
 from orthoconv.nn.layer import Child, Combination
 from orthoconv.nn.reparametrized import frozen
 
@@ -66,26 +66,56 @@ def rounding_bound(
 
 def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Growth:
     """Walk through the model once; return its Lipschitz bound, and how its rounding errors grow."""
-    if dtype not in UNIT:
-        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
-    require_no_global_hooks()
-    model = in_reach_of_double(model)
-    with torch.inference_mode(False), torch.no_grad(), frozen(model):
-        x = zeros_for(model, input_shape)
-        return _grow(model, x, type(model).__name__, UNIT[dtype])
+    return Walk(dtype).growth(model, input_shape)
 
 
-def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
-    def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
-        return _grow(inner, y, f"{path}.{name}", unit)
+class Walk:
+    """A walk through a model and its parts: what it has found out about a layer, it does not compute again.
 
-    rule = rule_of(module, path)
-    if isinstance(module, nn.Sequential):
-        return _sequential(module, x, child, unit)
-    if isinstance(module, Combination):
-        return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
-    if isinstance(module, fx.GraphModule):
-        return follow(module, x, child)
+    The parameters must stay as they are until it ends.
+
+    Arguments:
+        dtype: Precision that the model computes in.
+
+    >>> walk, layer = Walk(), nn.Linear(4, 4)
+    >>> walk.growth(nn.Sequential(nn.Flatten(), layer), (1, 2, 2)).lipschitz == walk.growth(layer, (4,)).lipschitz
+    True
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        if dtype not in UNIT:
+            raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+        self._unit = UNIT[dtype]
+        self._leaves: dict[tuple[nn.Module, torch.Size, bool], Growth] = {}
+
+    def growth(self, model: nn.Module, input_shape: Sequence[int]) -> Growth:
+        """Return the Lipschitz bound of a model, or of a part of it, and how its rounding errors grow."""
+        require_no_global_hooks()
+        model = in_reach_of_double(model)
+        with torch.inference_mode(False), torch.no_grad(), frozen(model):
+            return self._grow(model, zeros_for(model, input_shape), type(model).__name__)
+
+    def _grow(self, module: nn.Module, x: Tensor, path: str) -> Growth:
+        def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
+            return self._grow(inner, y, f"{path}.{name}")
+
+        if (original := compiled_from(module)) is not None:
+            require_compiled(module, original, path)
+            return self._grow(original, x, path)
+        rule = rule_of(module, path)
+        if isinstance(module, nn.Sequential):
+            return _sequential(module, x, child, self._unit)
+        if isinstance(module, Combination):
+            return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
+        if isinstance(module, fx.GraphModule):
+            return follow(module, x, child)
+        key = (module, x.shape[1:], module.training)
+        if key not in self._leaves:
+            self._leaves[key] = _leaf(module, rule, x, path, self._unit)
+        return self._leaves[key]
+
+
+def _leaf(module: nn.Module, rule: Rule, x: Tensor, path: str, unit: float) -> Growth:
     shape = x.shape[1:]
     lipschitz = rule.lipschitz(module, shape)  # first: it may refuse a module that a forward pass in training changes
     y = require_apart(module, x, path)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orthoconv import budget
 from orthoconv.certificates.algebra import Growth
-from orthoconv.certificates.bounds import growth
+from orthoconv.certificates.bounds import Walk
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, split_head
@@ -135,17 +135,17 @@ def certify(
     labels: list[Tensor] = []
     slack: list[Tensor] = []
     shape: torch.Size | None = None
-    head, features = None, _TINY
+    head, features, walk = None, _TINY, Walk(torch.float64)
     with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
         near = in_reach_of_double(model)
         exact = in_double(near) if rounding else None
         for x, y in batches:
             if shape is None:
                 shape = x.shape[1:]
-                grown = growth(near, shape, torch.float64) if rounding or lipschitz is None else None
+                grown = walk.growth(near, shape) if rounding or lipschitz is None else None
                 if lipschitz is None and grown is not None:
                     lipschitz, head = max(grown.lipschitz, _TINY), split_head(near)
-                    body = None if head is None else growth(head.body, shape, torch.float64)
+                    body = None if head is None else walk.growth(head.body, shape)
                     features = _TINY if body is None else max(body.lipschitz, _TINY)
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
