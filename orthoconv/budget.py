@@ -12,6 +12,7 @@ __all__ = [
     "CHUNK_BYTES",
     "DATA_BYTES",
     "DENSE_PIXELS",
+    "EXACT_NORM",
     "FEWEST_FREQUENCIES",
     "INVERTED_ORDER",
     "LIFTED_NORM",
@@ -37,6 +38,7 @@ FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over 
 INVERTED_ORDER = 128  # Invert matrices of up to this order; for larger ones and few images, solve.
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
+EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.
 LIFTED_NORM = 32.0  # Use it for kernels of up to this norm: its rounding error grows with the kernel.
 SHIFTED_CHANNELS = 48  # Shift channels between two products from so many on; with fewer, convolve by the kernel.
 _WITHOUT_DOUBLE = {"mps"}

@@ -1,13 +1,14 @@
 """Inverses, factors and determinants of batches of matrices, right whatever the number of threads.
 
 Note [Batched LU]: after `torch.set_num_threads(2)`, torch's LU of a *batch* of matrices with 152 columns or more is
-wrong on some CPUs, often in silence: oneMKL swaps rows in threads of its own inside those of torch (pytorch #141358,
-#142815). So is everything that starts with an LU: inv, solve, slogdet. Single matrices, fewer columns, `lu_solve` with
-right factors, QR and eigenvalues are not affected. A process cannot see whether it is affected: the same number of
-threads is harmless if OMP_NUM_THREADS set it. So the result for a large batch is tried on one vector. If it fails, each
-matrix is factored alone, from then on. Where torch traces or transforms, QR takes the place of LU, since nothing can be
-tried there. Elimination by blocks without pivots would be fast, but inaccurate: for (I + A) / 2 of order 320 in float32
-with a random A of norm 1000, M R is 9e-3 from I, where with pivots it is 5e-5.
+wrong on some CPUs, often in silence, and on others it never returns: oneMKL swaps rows in threads of its own inside
+those of torch (pytorch #141358, #142815). So is everything that starts with an LU: inv, solve, slogdet. Not affected
+are single matrices, fewer columns, `lu_solve` with right factors, QR and eigenvalues. A process cannot see whether it
+is affected: the same number of threads is harmless if OMP_NUM_THREADS set it. Nor may it try, since it may never
+return. So with more than one thread, each large matrix is factored alone, on all threads. Where torch traces or
+transforms, QR takes the place of LU, since the number of threads is not known there. Elimination by blocks without
+pivots would be fast, but inaccurate: for (I + A) / 2 of order 320 in float32 with a random A of norm 1000, M R is 9e-3
+from I, where with pivots it is 5e-5.
 """
 
 __all__ = ["cholesky", "inverse", "logabsdet", "lu_factor"]
@@ -23,8 +24,6 @@ from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.tracing import is_eager
 
 _ORDER = 128  # of matrices up to which torch's batched LU is right, with a margin
-_WRONG = 1e-3  # relative residual of a solution that was not found, in any precision
-_is_affected = False  # whether this process has seen a wrong result
 
 
 def inverse(M: Tensor, *, check: bool = False) -> Tensor:
@@ -43,7 +42,7 @@ def inverse(M: Tensor, *, check: bool = False) -> Tensor:
         return R
 
     def forward(M: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        (R,) = _tried(lambda M: (torch.linalg.inv(M),), lambda R, v: R @ v, M)
+        (R,) = _one_by_one(lambda M: (torch.linalg.inv(M),), M)
         return R, (R,)
 
     def backward(grad: Tensor, needed: object, inputs: object, kept: tuple[Tensor, ...]) -> Tensors:
@@ -63,7 +62,7 @@ def lu_factor(M: Tensor) -> tuple[Tensor, Tensor]:
     if _is_safe(M):
         LU, pivots, _ = torch.linalg.lu_factor_ex(M, check_errors=budget.has_cache(M.device))
     else:
-        LU, pivots = _tried(torch.linalg.lu_factor, torch.linalg.lu_solve, M)
+        LU, pivots = _one_by_one(torch.linalg.lu_factor, M)
     return LU, pivots
 
 
@@ -110,34 +109,13 @@ def _is_safe(M: Tensor) -> bool:
 Factor = Callable[[Tensor], tuple[Tensor, ...]]
 
 
-def _tried(factor: Factor, solve: Callable[..., Tensor], M: Tensor) -> tuple[Tensor, ...]:
-    """Factor the whole batch and try the result on one vector; if it fails, factor one matrix at a time."""
-    global _is_affected
-    if not _is_affected:
-        try:
-            factors = tuple(factor(M))
-            if _is_solved(M, factors, solve):
-                return factors
-        except RuntimeError:  # of a singular matrix, which is raised again below, or of pivots that are none
-            pass
-    factors = _one_by_one(factor, M)
-    _is_affected = _is_affected or _is_solved(M, factors, solve)
-    return factors
-
-
-@torch.no_grad()
-def _is_solved(M: Tensor, factors: tuple[Tensor, ...], solve: Callable[..., Tensor]) -> bool:
-    """Whether the factors solve M z = v for one v, at every matrix of the batch."""
-    v = torch.linspace(1, 2, M.shape[-1], dtype=M.real.dtype).cos().to(M.dtype)[:, None].expand(*M.shape[:-1], 1)
-    try:
-        residual = M @ solve(*factors, v) - v
-    except RuntimeError:  # of pivots that are none
-        return False
-    return bool((torch.linalg.matrix_norm(residual) <= _WRONG * torch.linalg.matrix_norm(v)).all())
-
-
 def _one_by_one(function: Factor, M: Tensor) -> tuple[Tensor, ...]:
-    """Apply the function to one matrix at a time; keep the order of entries that a batch has, columns first."""
+    """Apply the function to one matrix at a time, or to all of them if there is one thread.
+
+    The order of entries is that of a batch, columns first.
+    """
+    if torch.get_num_threads() == 1:
+        return tuple(function(M))
     rows = [function(m) for m in M.flatten(0, -3)]
     stacked = (torch.stack([p.mT if p.ndim == 2 else p for p in part]) for part in zip(*rows, strict=True))
     return tuple((p.mT if p.ndim == 3 else p).unflatten(0, M.shape[:-2]) for p in stacked)

@@ -10,7 +10,7 @@ from torch import nn
 
 from orthoconv.certificates.trust import require_copyable, require_replaceable
 from orthoconv.certificates.unwrapping import unwrapped
-from orthoconv.modules import leaf_inputs, replace_modules, zeros_for
+from orthoconv.modules import leaf_inputs, replace_modules, uncompiled, zeros_for
 from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.layer import Layer
 from orthoconv.nn.reparametrized import frozen
@@ -36,7 +36,7 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     >>> torch.dist(plain(x), model(x)).item() < 1e-5
     True
     """
-    model = unwrapped(model)
+    model = uncompiled(unwrapped(model))
     require_copyable(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     shapes = _shapes(model, input_shape)

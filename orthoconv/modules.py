@@ -1,7 +1,8 @@
 """Walks through the modules of a model: swap some, look at their inputs, switch their mode."""
 
-__all__ = ["in_eval_mode", "leaf_inputs", "replace_modules", "zeros_for"]
+__all__ = ["compiled_from", "in_eval_mode", "leaf_inputs", "replace_modules", "uncompiled", "zeros_for"]
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,6 +26,26 @@ def replace_modules(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> 
         if name and module in others:
             parent, _, last = name.rpartition(".")
             setattr(names[parent], last, others[module])
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """Return what `torch.compile` made a module from; None for any other module."""
+    kind = type(module)  # importing the class itself would take seconds
+    made_by_torch = (kind.__module__, kind.__name__) == ("torch._dynamo.eval_frame", "OptimizedModule")
+    return module._orig_mod if made_by_torch else None  # type: ignore[return-value]
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model; if `torch.compile` made it or a part of it, a copy with the originals in their places.
+
+    >>> uncompiled(nn.ReLU())
+    ReLU()
+    """
+    copies: dict[int, nn.Module] = {}
+    for module in reversed(list(model.modules())):  # inner ones first
+        if (original := compiled_from(module)) is not None:
+            copies[id(module)] = copy.deepcopy(original, copies)
+    return copy.deepcopy(model, copies) if copies else model
 
 
 @contextmanager

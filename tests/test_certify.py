@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from orthoconv import certified_radius, certify, lipschitz_bound
+from orthoconv import certified_radius, certify, lipschitz_bound, verify
 from orthoconv.attacks import L2Ball, apgd, pgd
-from orthoconv.nn import CayleyLinear, NormalizedLinear, Scale
+from orthoconv.certificates import bounds
+from orthoconv.nn import CayleyLinear, MaxMin, NormalizedLinear, Scale
 
 
 def test_radius_is_the_margin_over_sqrt_two() -> None:
@@ -164,3 +165,17 @@ def test_logits_that_overflow_have_radius_0() -> None:
     certificates = certify(model, [(x, torch.zeros(2, dtype=torch.long))])
     assert not certificates.logits[1].isfinite().all(), "the negative control"
     assert certificates.radius[1] == 0
+
+
+def test_certify_and_verify_look_at_each_layer_once(monkeypatch) -> None:
+    """The walk through the body of a head, and that of each layer, know what the walk through the model has found."""
+    seen: list[nn.Module] = []
+    original = bounds._leaf
+    monkeypatch.setattr(bounds, "_leaf", lambda module, *rest: (seen.append(module), original(module, *rest))[1])
+    layers = [nn.Flatten(), CayleyLinear(16, 16), MaxMin(), CayleyLinear(16, 3)]
+    model, x = nn.Sequential(nn.Sequential(*layers[:3]), layers[3]).eval(), torch.rand(4, 1, 4, 4)
+    assert certify(model, [(x, model(x).argmax(1))]).head == "pairwise"
+    assert seen == layers
+    seen.clear()
+    assert verify(model, x, 1.0).faults == []
+    assert seen == layers

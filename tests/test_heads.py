@@ -124,8 +124,10 @@ def test_distances_are_upper_bounds_however_small() -> None:
         ({"distances": torch.full((2, 2), math.nan)}, "and smallest nan"),
         ({"lipschitz": 0.0}, r"lipschitz must be positive and finite, got 0\.0"),
         ({"lipschitz": math.inf}, "lipschitz must be positive and finite, got inf"),
-        ({"slack": -1.0}, r"slack must be at least 0, got -1\.0"),
-        ({"slack": math.nan}, "slack must be at least 0, got nan"),
+        ({"slack": -1.0}, r"slack must be at least 0, .*, got -1\.0"),
+        ({"slack": math.nan}, "slack must be at least 0, .*, got nan"),
+        ({"slack": torch.zeros(3)}, r"one number or one for each of \(1,\) examples, got tensor"),
+        ({"slack": torch.zeros(1, 1)}, r"one number or one for each of \(1,\) examples, got tensor"),
         ({"labels": torch.zeros(3, dtype=torch.long)}, r"logits \(b, classes\) and labels"),
     ],
 )

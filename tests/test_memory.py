@@ -233,6 +233,10 @@ def test_an_edit_of_what_is_handed_out_is_seen(make) -> None:
             with torch.no_grad():
                 edit(layer.cached_operator(size))
             assert torch.equal(layer(x), before)
+            Q = layer.cached_operator(size)  # which has a gradient, if the weights do
+            with torch.no_grad():
+                edit(Q)
+            assert torch.equal(layer(x), before)
 
 
 def test_threads_share_a_layer_with_more_sizes_than_are_kept() -> None:

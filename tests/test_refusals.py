@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from orthoconv import fourier
-from orthoconv.nn import CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, OSSNConv2d
+from orthoconv.nn import (
+    AOCConv2d,
+    BCOPConv2d,
+    BCOPConvTranspose2d,
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CayleyLinear,
+    OSSNConv2d,
+)
 
 CONSTRUCTOR = [
     ({"padding": 0}, r'padding must be "same", or \[1\] and \[1\].*got 0'),
@@ -128,6 +136,16 @@ def test_inverse_that_does_not_exist() -> None:
         ValueError, match=r"CayleyConv2d 3 -> 6 with stride \(2, 2\) has no inverse: it maps 12 channels"
     ):
         CayleyConv2d(3, 6, 3, stride=2).inverse(torch.randn(1, 6, 4, 4))
+
+
+@pytest.mark.parametrize("kind", [BCOPConv2d, BCOPConvTranspose2d, AOCConv2d])
+def test_inverse_with_weights_of_lower_rank(kind) -> None:
+    layer, x = kind(6, 6, 3), torch.randn(2, 6, 8, 8)
+    torch.testing.assert_close(layer.inverse(layer(x)), x, rtol=0, atol=1e-4)
+    with torch.no_grad():
+        layer.weight[:, 3:] = 0
+    with pytest.raises(ValueError, match=rf"{kind.__name__} has no inverse with these weights: .* by 0\.\d+"):
+        layer.inverse(layer(x))
 
 
 def test_numpy_ints_are_ints_and_truth_values_are_not() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from orthoconv import certified_radius, lipschitz_bound, rounding_bound
 from orthoconv.certificates import pairwise_radius
 from orthoconv.linalg import frobenius_norm, row_norms, spectral_norm
-from orthoconv.nn import ConvexResidual, Normalize, Scale
+from orthoconv.nn import ConvexResidual, L2Pool2d, Normalize, Scale
 
 SCALES = [1e-310, 1e-300, 1e-200, 1e-160, 1.0, 1e160, 1e300]
 
@@ -116,3 +116,14 @@ def test_radii_do_not_overflow() -> None:
     logits, labels = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
     assert certified_radius(logits, labels, 1e-310).isfinite().all()
     assert pairwise_radius(logits, labels, 1e-200 * (1 - torch.eye(2, dtype=torch.float64)), 1e-200).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-30, 1e-24, 1e-20, 1e18, 1e30])
+def test_norms_of_blocks_at_every_scale(size: float) -> None:
+    """The squares of entries of 1e-24 are 0 in float32, and those of 1e30 infinite."""
+    layer, x = L2Pool2d(2), torch.randn(3, 2, 4, 4, dtype=torch.float64).mul(size).float()
+    exact = x.double().unflatten(-1, (2, 2)).unflatten(-3, (2, 2)).norm(dim=(-3, -1))
+    error = row_norms(layer(x).double() - exact)
+    for k, norm in enumerate(row_norms(x.double()).tolist()):
+        assert error[k] <= rounding_bound(layer, (2, 4, 4), norm)
+    assert torch.equal(layer(torch.zeros(1, 2, 4, 4)), torch.zeros(1, 2, 2, 2))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ OPTIONS = [
     "--data", "digits", "--model.width", "0.0625", "--recipe.batch_size", "120", "--recipe.augment", "false",
     "--examples", "600", "--recipe.checkpoint_every", "2", "--threads", "1", "--device", "cpu", "--resume", "true",
 ]  # fmt: skip
+
+KILLS = 4
 
 # Without it, processes that torchrun starts again may connect to addresses of those that were killed: docs/devices.md.
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -101,6 +104,34 @@ def test_a_killed_process_ends_all_and_the_run_resumes(processes: int, killed: i
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert json.loads((out / "config.json").read_text())["processes"] == processes
+
+
+def kill_at_a_random_moment(process: subprocess.Popen[str], r: random.Random, seconds: float) -> bool:
+    """Kill a random rank for good within so many seconds; return whether the run had not ended before."""
+    try:
+        process.wait(r.uniform(0, seconds))
+    except subprocess.TimeoutExpired:
+        ranks = sorted(workers(process).items())
+        os.kill(r.choice(ranks)[1] if ranks else process.pid, signal.SIGKILL)
+    process.communicate(timeout=280)
+    return process.returncode != 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the processes of the ranks in /proc")
+def test_a_run_of_two_processes_that_is_killed_at_random_moments(tmp_path: Path) -> None:
+    whole, out, r = tmp_path / "whole", tmp_path / "killed", random.Random(0)
+    started = time.monotonic()
+    finished(launch(whole, 2, 3))
+    seconds, kills, steps = time.monotonic() - started, 0, list[int]()
+    while kills < KILLS and kill_at_a_random_moment(launch(out, 2, 3), r, seconds):
+        kills += 1
+        checkpoint = out / "checkpoint.safetensors"
+        steps.append(read(checkpoint)[1]["state"]["done"] if checkpoint.exists() else 0)
+    finished(launch(out, 2, 3))
+    print(f"two processes: killed {kills} times, with checkpoints of the steps {steps}; the same weights in the end")
+    assert kills > 0
+    assert same_weights(whole, out)
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Upper bounds of a model, layer by layer: its Lipschitz constant, and what rounding can do to its outputs."""
 
-__all__ = ["growth", "lipschitz_bound", "rounding_bound"]
+__all__ = ["Walk", "growth", "lipschitz_bound", "rounding_bound"]
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
 from orthoconv.certificates.batches import require_apart
 from orthoconv.certificates.graphs import follow
 from orthoconv.certificates.own_forward import graph_of, is_own, require_same
-from orthoconv.certificates.rules import rule_of
+from orthoconv.certificates.rules import Rule, rule_of
 from orthoconv.certificates.trust import require_no_global_hooks
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_reach_of_double
@@ -83,39 +83,68 @@ def growth(model: nn.Module, input_shape: Sequence[int], dtype: torch.dtype = to
     >>> growth(nn.Sequential(Scale(2.0), Scale(3.0)), (4,)).lipschitz
     6.0
     """
-    if dtype not in UNIT:
-        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
-    require_no_global_hooks()
-    model = in_reach_of_double(unwrapped(model))
-    with torch.inference_mode(False), torch.no_grad(), frozen(model):
-        x = zeros_for(model, input_shape)
-        return _grow(model, x, type(model).__name__, UNIT[dtype])
+    return Walk(dtype).growth(model, input_shape)
 
 
-def _grow(module: nn.Module, x: Tensor, path: str, unit: float) -> Growth:
-    def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
-        return _grow(inner, y, f"{path}.{name}", unit)
+class Walk:
+    """A walk through a model and its parts: what it has found out about a layer, it does not compute again.
 
-    module = unwrapped(module)
-    if is_own(module):
-        return _own(module, x, path, child)
-    rule = rule_of(module, path)
-    if isinstance(module, nn.Sequential):
-        return _sequential(module, x, child, unit)
-    if isinstance(module, Combination):
-        return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
-    if isinstance(module, fx.GraphModule):
-        return follow(module, x, child)
-    shape = x.shape[1:]
-    lipschitz = rule.lipschitz(module, shape)  # first: it may refuse a module that a forward pass in training changes
-    y = require_apart(module, x, path)
-    offset = frobenius_norm(y)
-    if rule.rounding is None:
-        grown = replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
-    else:
-        constants = None if rule.constants is None else rule.constants(module, shape)
-        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants, x.numel() * y.numel())
-    return _finite(grown, f"{path} ({type(module).__name__})")
+    The parameters must stay as they are until it ends.
+
+    Arguments:
+        dtype: Precision that the model computes in.
+
+    >>> walk, layer = Walk(), nn.Linear(4, 4)
+    >>> walk.growth(nn.Sequential(nn.Flatten(), layer), (1, 2, 2)).lipschitz == walk.growth(layer, (4,)).lipschitz
+    True
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        if dtype not in UNIT:
+            raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+        self._unit = UNIT[dtype]
+        self._known: dict[tuple[nn.Module, torch.Size, bool], tuple[float, float | None, float | None]] = {}
+
+    def growth(self, model: nn.Module, input_shape: Sequence[int]) -> Growth:
+        """Return the Lipschitz bound of a model, or of a part of it, and how its rounding errors grow."""
+        require_no_global_hooks()
+        inner = in_reach_of_double(unwrapped(model))
+        with torch.inference_mode(False), torch.no_grad(), frozen(inner):
+            return self._grow(inner, zeros_for(inner, input_shape), type(model).__name__)
+
+    def _grow(self, module: nn.Module, x: Tensor, path: str) -> Growth:
+        def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
+            return self._grow(inner, y, f"{path}.{name}")
+
+        module = unwrapped(module)
+        if is_own(module):
+            return _own(module, x, path, child)
+        rule = rule_of(module, path)
+        if isinstance(module, nn.Sequential):
+            return _sequential(module, x, child, self._unit)
+        if isinstance(module, Combination):
+            return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
+        if isinstance(module, fx.GraphModule):
+            return follow(module, x, child)
+        return self._leaf(module, rule, x, path)
+
+    def _leaf(self, module: nn.Module, rule: Rule, x: Tensor, path: str) -> Growth:
+        """Growth of one layer. Its constants are remembered; its value at `x` is not, as a layer may stand in two places."""
+        shape, key = x.shape[1:], (module, x.shape[1:], module.training)
+        if key not in self._known:  # first: a rule may refuse a module that a forward pass in training changes
+            lipschitz = rule.lipschitz(module, shape)
+            units = None if rule.rounding is None else rule.rounding(module, shape)
+            constants = None if units is None or rule.constants is None else rule.constants(module, shape)
+            self._known[key] = (lipschitz, units, constants)
+        lipschitz, units, constants = self._known[key]
+        y = require_apart(module, x, path)
+        offset = frobenius_norm(y)
+        if units is None:
+            unknown = f"{type(module).__name__}, at {path}"
+            grown = replace(leaf(self._unit, lipschitz, 0.0, offset), unknown=unknown)
+        else:
+            grown = leaf(self._unit, lipschitz, units, offset, constants, x.numel() * y.numel())
+        return _finite(grown, f"{path} ({type(module).__name__})")
 
 
 def _own(module: nn.Module, x: Tensor, path: str, child: Child[Growth]) -> Growth:

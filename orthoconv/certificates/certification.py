@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orthoconv import budget
 from orthoconv.certificates.algebra import Growth
-from orthoconv.certificates.bounds import growth
+from orthoconv.certificates.bounds import Walk
 from orthoconv.certificates.display import curve, in_levels, table
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.downward import certain, rounded_down
@@ -162,7 +162,7 @@ def certify(
     labels: list[Tensor] = []
     slack: list[Tensor] = []
     shape: torch.Size | None = None
-    head, features = None, _TINY
+    head, features, walk = None, _TINY, Walk(torch.float64)
     with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
         near, exact = in_reach_of_double(unwrapped(model)), None
         for x, y in batches:
@@ -170,10 +170,10 @@ def certify(
                 shape = x.shape[1:]
                 form = bounded_form(near, shape) if rounding or lipschitz is None else near
                 exact = in_double(form) if rounding else None
-                grown = growth(near, shape, torch.float64) if rounding or lipschitz is None else None
+                grown = walk.growth(near, shape) if rounding or lipschitz is None else None
                 if lipschitz is None and grown is not None:
                     lipschitz, head = max(grown.lipschitz, _TINY), split_head(form)
-                    body = None if head is None else growth(head.body, shape, torch.float64)
+                    body = None if head is None else walk.growth(head.body, shape)
                     features = _TINY if body is None else max(body.lipschitz, _TINY)
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")

@@ -15,7 +15,7 @@ from orthoconv.certificates.trust import (
 )
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_reach_of_double
-from orthoconv.modules import replace_modules
+from orthoconv.modules import replace_modules, uncompiled
 from orthoconv.nn.reparametrized import Reparametrized
 
 
@@ -35,7 +35,7 @@ def in_double(model: nn.Module) -> nn.Module:
     >>> torch.dist(in_double(model)(x.double()), model(x)).item() < 1e-6
     True
     """
-    model = unwrapped(model)
+    model = uncompiled(unwrapped(model))
     require_copyable(model)
     for name, module in model.named_modules():
         path = name or type(module).__name__

@@ -14,6 +14,7 @@ from orthoconv.certificates.downward import rounded_down
 from orthoconv.certificates.trust import is_plain
 from orthoconv.devices import in_double_near
 from orthoconv.margins import check_logits
+from orthoconv.modules import compiled_from
 from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.normalize import Scale
@@ -78,6 +79,9 @@ def split_head(model: nn.Module) -> Head | None:
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
     """Layers in the order in which they run: those of nested `nn.Sequential`, and the last ones of a graph."""
+    if (original := compiled_from(module)) is not None:
+        yield from _layers(original)
+        return
     if isinstance(module, fx.GraphModule) and is_plain(module, fx.GraphModule):
         body, last = _without_last(module)
         if last is not None:
@@ -141,8 +145,10 @@ def pairwise_radius(
     if not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     error = in_double_near(torch.as_tensor(slack))
-    if not bool((error >= 0).all()):
-        raise ValueError(f"slack must be at least 0, got {slack!r}")
+    if error.shape not in ((), labels.shape) or not bool((error >= 0).all()):
+        raise ValueError(
+            f"slack must be at least 0, one number or one for each of {tuple(labels.shape)} examples, got {slack!r}"
+        )
     scores, target, less = in_double_near(logits), labels[:, None], 1 - 8 * _EPS
     target, error = target.to(scores.device), error.to(scores.device)
     lead = scores.gather(1, target) - scores  # (b, classes)

@@ -4,6 +4,7 @@ __all__ = [
     "is_plain",
     "require_as_defined",
     "require_class_of_parametrize",
+    "require_compiled",
     "require_copyable",
     "require_methods_of_class",
     "require_no_global_hooks",
@@ -79,6 +80,15 @@ def require_as_defined(module: nn.Module, path: str) -> None:
                 f"nobody can see what the type {type(tensor).__name__} of {path}.{name} does; "
                 f"make it a torch.Tensor or an nn.Parameter"
             )
+
+
+def require_compiled(module: nn.Module, original: nn.Module, path: str) -> None:
+    """Raise an error if what `torch.compile` made of a module may do something else than that module."""
+    call: Any = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+    if call != original.__call__ and getattr(call, "__wrapped__", None) is not original:
+        raise TypeError(f"there is no rule for the own forward of {path} ({type(module).__name__})")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise TypeError(f"nobody can see what the forward hooks of {path} ({type(module).__name__}) do; remove them")
 
 
 def require_methods_of_class(module: nn.Module, path: str) -> None:

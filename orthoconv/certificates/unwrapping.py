@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from orthoconv.certificates.trust import require_compiled
+
 _WRAPPERS = {  # by module and name of the class, and the attribute that holds the model
     ("torch.optim.swa_utils", "AveragedModel"): "module",
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
@@ -30,9 +32,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     kind = type(model)
     attribute = _WRAPPERS.get((kind.__module__, kind.__name__))
     if attribute is not None:
+        inner = getattr(model, attribute)
+        if kind.__name__ == "OptimizedModule":
+            require_compiled(model, inner, kind.__name__)
         if model._forward_hooks or model._forward_pre_hooks:
             raise TypeError(f"nobody can see what the forward hooks of {kind.__name__} do; remove them")
-        inner = getattr(model, attribute)
         return unwrapped(inner) if isinstance(inner, nn.Module) else model
     return _without_accelerate(model)
 

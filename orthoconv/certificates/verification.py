@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv.attacks.empirical import empirical_lipschitz
-from orthoconv.certificates.bounds import growth, lipschitz_bound
+from orthoconv.certificates.bounds import Walk
 from orthoconv.certificates.display import table
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
-from orthoconv.modules import in_eval_mode, leaf_inputs
+from orthoconv.modules import in_eval_mode, leaf_inputs, uncompiled
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.reparametrized import Reparametrized, frozen
 
@@ -139,12 +139,14 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
     model = unwrapped(model)
     (x,) = move(model, x)
     with in_eval_mode(model), frozen(model):
-        layers = [_look(*leaf) for leaf in leaf_inputs(model, x[:1].clone()) if isinstance(leaf.module, _LINEAR)]
+        walk = Walk(x.dtype)
+        grown = walk.growth(model, x.shape[1:])
+        leaves = leaf_inputs(uncompiled(model), x[:1].clone())
+        layers = [_look(*leaf, walk) for leaf in leaves if isinstance(leaf.module, _LINEAR)]
         exact, near = in_double(model), in_double_near(x)
         norm = float(row_norms(near).max())
         difference = _difference(model, exact, x)
         ratios = empirical_lipschitz(exact, near[:_ATTACKED], max(1.0, norm) / 50, bounds=None)
-        grown = growth(model, x.shape[1:], x.dtype)
         slack, worst = float(difference.max()), grown.error(norm)
         return Verification(layers, grown.lipschitz, claimed, float(ratios.max()), slack, worst)
 
@@ -152,10 +154,10 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
 _LINEAR = (Reparametrized, nn.Linear, nn.Conv2d)
 
 
-def _look(name: str, layer: nn.Module, x: Tensor) -> LayerFacts:
+def _look(name: str, layer: nn.Module, x: Tensor, walk: Walk) -> LayerFacts:
     shape = tuple(x.shape[1:])
     probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(x)
-    gain, constant = lipschitz_bound(layer, shape), float(row_norms(layer(torch.zeros_like(probes[:1]))))
+    gain, constant = walk.growth(layer, shape).lipschitz, float(row_norms(layer(torch.zeros_like(probes[:1]))))
     error = _difference(layer, in_double(layer), probes)
     difference = error / (max(1.0, gain) * row_norms(probes).to(error) + constant)
     promise, values = layer.promise if isinstance(layer, Reparametrized) else None, singular_values(layer, shape)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage, pivot_signs
+from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage, is_large, pivot_signs
 from orthoconv.linalg.exponential import skew_exponential
 from orthoconv.linalg.nearest import bjorck, polar
 from orthoconv.linalg.norms import (
@@ -37,6 +37,7 @@ __all__ = [
     "frobenius_norm",
     "gram",
     "gram_factor",
+    "is_large",
     "lower_gram",
     "norm_bound",
     "orthogonalizer",

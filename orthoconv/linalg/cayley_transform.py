@@ -1,6 +1,6 @@
 """The Cayley transform, Appendix A.1."""
 
-__all__ = ["cayley", "cayley_linear", "cayley_preimage", "pivot_signs"]
+__all__ = ["cayley", "cayley_linear", "cayley_preimage", "is_large", "pivot_signs"]
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.elimination import inverse, lu_factor
 from orthoconv.linalg.norms import DOUBLE, lower_gram, weight_norm_gradients, weight_scale
+from orthoconv.tracing import is_concrete
 
 
 def cayley(W: Tensor) -> Tensor:
@@ -41,13 +42,23 @@ def cayley(W: Tensor) -> Tensor:
     m, n = W.shape[-2:]
     if m < n:
         return cayley(W.mT).mT
-    if m > n and W.dtype in DOUBLE and budget.has_double(W.device):
-        return cayley(W.to(DOUBLE[W.dtype])).to(W.dtype)  # rounding V*V costs a tall Q its orthogonality
+    if W.dtype in DOUBLE and ((m > n and budget.has_double(W.device)) or is_large(W)):
+        return cayley(W.to(DOUBLE[W.dtype])).to(W.dtype)  # rounding A, and V*V the more, costs Q its orthogonality
     U, V = W[..., :n, :], W[..., n:, :]
     I = torch.eye(n, dtype=W.dtype, device=W.device)  # noqa: E741
     A = U - U.mH if m == n else U - U.mH + V.mH @ V  # inductor cannot compile an empty complex V
     R = 2 * inverse(I + A)
     return R - I if m == n else torch.cat((R - I, -V @ R), dim=-2)
+
+
+def is_large(W: Tensor) -> bool:
+    """Whether an entry of W exceeds `budget.EXACT_NORM`, in float32, and where it is cheap to look: on a CPU, untraced.
+
+    >>> is_large(torch.tensor(65.0)), is_large(torch.eye(2)), is_large(torch.tensor(65.0, dtype=torch.float64))
+    (True, False, False)
+    """
+    seen = W.dtype in DOUBLE and W.numel() > 0 and budget.has_cache(W.device) and is_concrete(W)
+    return seen and bool(W.detach().abs().max() > budget.EXACT_NORM)
 
 
 def cayley_preimage(Q: Tensor, damping: float = 0.0) -> Tensor:

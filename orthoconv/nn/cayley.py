@@ -8,10 +8,11 @@ __all__ = ["CayleyConv1d", "CayleyConv2d", "CayleyConv3d", "CayleyConvTranspose2
 import math
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from orthoconv import budget
-from orthoconv.linalg import cayley, cayley_linear, weight_norm
+from orthoconv.linalg import cayley, cayley_linear, is_large, weight_norm
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.fused import cayley_conv2d, cayley_head, cayley_matrices
@@ -67,14 +68,15 @@ class CayleyConv2d(SpectralConv2d):
         if not self._sums_taps or is_traced():
             return super().transform(kernel, size)
         o, i = kernel.shape[0] // self.groups, kernel.shape[1]
-        double = kernel.double() if o != i and budget.has_double(kernel.device) else kernel  # as in `cayley`
+        exact = budget.has_double(kernel.device) if o != i else is_large(torch.linalg.vector_norm(kernel.detach()))
+        double = kernel.double() if exact else kernel  # as in `cayley`
         Q = cayley_matrices(double, size, self.dilation, self.groups)
         return Q.to(COMPLEX[kernel.dtype])
 
     def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
         parts = ("matrices", "operator", "orthogonalize", "sources", "transform")
         changed = any(getattr(type(self), part) is not getattr(CayleyConv2d, part) for part in parts)
-        if changed or not self._sums_taps:  # no other way runs what a subclass has changed
+        if changed or not self._sums_taps or is_large(self.g):  # no other way runs what a subclass has changed
             return ["matrices"]
         ways: list[Way] = ["matrices", "fused"] if self.remembers else ["fused", "matrices"]
         if adjoint or not self._can_lift(size):
@@ -235,7 +237,7 @@ class CayleyLinear(WeightNormed, BaseLinear):
         excess = self.in_features - self.out_features
         accurate = excess == 0 or excess >= self.out_features  # see `cayley_linear`
         own = type(self).operator is CayleyLinear.operator and type(self).sources is CayleyLinear.sources
-        return accurate and own and not self.remembers and is_eager(x, *self.sources())
+        return accurate and own and not is_large(self.g) and not self.remembers and is_eager(x, *self.sources())
 
 
 register_method(

@@ -19,7 +19,9 @@ from orthoconv.nn.image_layer import ImageLayer
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.plain import PlainBlocks, PlainConv2d
 from orthoconv.planes import transform_units
-from orthoconv.tracing import full_precision
+from orthoconv.tracing import full_precision, is_eager
+
+_NOT_ORTHOGONAL = 1e-3  # by which the norm of an image may change, if a layer is to have an inverse
 
 
 class BaseConv2d(ImageLayer):
@@ -122,7 +124,9 @@ class BaseConv2d(ImageLayer):
     def inverse(self, y: Tensor) -> Tensor:
         """Return the x for which an orthogonal layer returns `y`: the inverse of an isometry is its adjoint.
 
-        With more outputs than inputs it is the left inverse: `y` is projected on the range of the layer.
+        With more outputs than inputs it is the left inverse: `y` is projected on the range of the layer. Weights of
+        lower rank may make a layer of some methods, such as BCOP, lose inputs: that is an error. It is looked for with
+        one random image, except where torch traces or transforms.
         """
         i, o = self.geometry.channels
         if i > o or self.promise != "orthogonal":
@@ -132,8 +136,25 @@ class BaseConv2d(ImageLayer):
                 f"{i} channels to {o}"
             )
         self.check_input(y, self.out_channels, adjoint=not self.transposed)
+        self._require_isometry(y)
         y = y if self.bias is None else y - self.geometry.as_image(self.bias)
         return self._map(y, None, adjoint=not self.transposed)
+
+    @torch.no_grad()
+    def _require_isometry(self, y: Tensor) -> None:
+        """Raise an error if the layer does not keep the norm of a random image of the size that it makes `y` from."""
+        if not is_eager(y, *self.sources()):
+            return
+        (h, w), (sh, sw) = y.shape[-2:], self.stride
+        size = (h // sh, w // sw) if self.transposed else (h * sh, w * sw)
+        source = torch.Generator().manual_seed(0)
+        probe = torch.randn(1, self.in_channels, *size, generator=source, dtype=torch.float64).to(y)
+        ratio = float(self._map(probe, None, adjoint=self.transposed).norm() / probe.norm())
+        if not abs(ratio - 1) <= _NOT_ORTHOGONAL:
+            raise ValueError(
+                f"{type(self).__name__} has no inverse with these weights: it multiplies the norm of a random image by "
+                f"{ratio:.4g}. Do they have full rank?"
+            )
 
     def _map(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """Apply the convolution that this layer is, or transposes; or its adjoint. Then add the bias."""

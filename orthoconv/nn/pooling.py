@@ -157,8 +157,10 @@ class L2Pool2d(_Pool2d):
     def forward(self, x: Tensor) -> Tensor:
         kh, kw = self.window(x.shape[-2:])
         blocks = x.unflatten(-1, (-1, kw)).unflatten(-3, (-1, kh))  # (..., H, kh, W, kw)
-        norms: Tensor = torch.linalg.vector_norm(blocks, dim=(-3, -1))
-        return norms
+        largest = blocks.detach().abs().amax((-3, -1), keepdim=True)
+        scale = torch.where(largest > 0, largest, 1)  # squares of small entries vanish, those of large ones overflow
+        norms: Tensor = torch.linalg.vector_norm(blocks / scale, dim=(-3, -1))
+        return norms * scale.squeeze(-1).squeeze(-2)
 
     def extra_repr(self) -> str:
         return "" if self.kernel_size is None else f"{self.kernel_size}"

@@ -116,8 +116,8 @@ class Reparametrized(Layer):
         check_precision(type(self).__name__, sources[0].dtype)
         value = self._look_up(size, sources, compute)
         if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
-            return with_gradient(
-                sources, compute, lambda *_: (value.view_as(value), ()), lambda *a: gradients_of(compute, *a[:3])
+            return with_gradient(  # torch would not count the edits of a view, but those of a copy harm nobody
+                sources, compute, lambda *_: (value.clone(), ()), lambda *a: gradients_of(compute, *a[:3])
             )
         return value
 
