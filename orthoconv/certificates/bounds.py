@@ -129,7 +129,7 @@ class Walk:
         return self._leaf(module, rule, x, path)
 
     def _leaf(self, module: nn.Module, rule: Rule, x: Tensor, path: str) -> Growth:
-        """Growth of one layer. Its constants are remembered; its value at `x` is not, as a layer may stand in two places."""
+        """Growth of one layer. Its constants are remembered, but not its value: a layer may stand in two places."""
         shape, key = x.shape[1:], (module, x.shape[1:], module.training)
         if key not in self._known:  # first: a rule may refuse a module that a forward pass in training changes
             lipschitz = rule.lipschitz(module, shape)
