@@ -13,7 +13,7 @@ from orthoconv.certificates import (
     rounding_bound,
     verify,
 )
-from orthoconv.conversion import ConversionError, convert
+from orthoconv.conversion import ConversionError, convert, register_conversion
 from orthoconv.exporting import export, to_onnx
 from orthoconv.linalg import cayley
 from orthoconv.nn import register_method
@@ -41,6 +41,7 @@ __all__ = [
     "lipschitz_bound",
     "models",
     "nn",
+    "register_conversion",
     "register_method",
     "register_rule",
     "rounding_bound",

@@ -1,6 +1,6 @@
 """The growth of a graph that torch.fx has traced: each value has one, from those of the values that it comes from."""
 
-__all__ = ["SHAPE_ONLY", "follow"]
+__all__ = ["SELECTIONS", "SHAPE_ONLY", "follow"]
 
 import math
 import operator
@@ -23,8 +23,9 @@ from orthoconv.nn.residual import ConvexSum, UnitCat, convex_weights, unit_weigh
 
 SHAPE_ONLY = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
               "transpose", "contiguous", torch.squeeze, "squeeze", torch.unsqueeze, "unsqueeze", torch.unflatten,
-              "unflatten", torch.movedim, "movedim", torch.swapaxes, "swapaxes", torch.flip, "flip"}  # fmt: skip
-_SELECTIONS = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind", torch.narrow,
+              "unflatten", torch.movedim, "movedim", torch.swapaxes, "swapaxes", torch.flip, "flip",
+              torch.clone, "clone"}  # fmt: skip
+SELECTIONS = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind", torch.narrow,
                "narrow", torch.select, "select", torch.tensor_split, "tensor_split"}  # fmt: skip
 _JOINS = {torch.cat, torch.concat, torch.stack}
 _REPEATS = {"expand", "expand_as", "repeat"}
@@ -106,7 +107,7 @@ class _Follower(fx.Interpreter):
         if n.op == "call_module":
             return self._module(n, inputs)
         if n.target in _JOINS and self._moves_entries(n):
-            return self._join(n)
+            return self._join(_nodes(n.args[0]))
         if self._moves_entries(n) or self._selects_entries(n):
             return self.growths[inputs[0]]
         for targets, rule in _RULES.items():
@@ -145,9 +146,8 @@ class _Follower(fx.Interpreter):
             self.parts[n] = self.child(name, module, self.env[x])
         return self.growths[x] * self.parts[n]
 
-    def _join(self, n: fx.Node) -> Growth | None:
+    def _join(self, nodes: list[fx.Node]) -> Growth:
         """Growth of values side by side; of separate pieces of one value it is that of the worst."""
-        nodes = _nodes(n.args[0])
         grown = reduce(Growth.beside, (self.growths[a] for a in nodes))
         found = pieces_of(nodes, self.growths, self.env)
         if found is None:
@@ -175,7 +175,7 @@ class _Follower(fx.Interpreter):
 
     def _moves_entries(self, n: fx.Node) -> bool:
         """Whether a node moves entries of tensors, and no more: its other arguments are integers, such as shapes."""
-        if not _is_move(n) or n.target in _SELECTIONS or not n.args or set(_nodes(n.args[0])) - self.growths.keys():
+        if not _is_move(n) or n.target in SELECTIONS or not n.args or set(_nodes(n.args[0])) - self.growths.keys():
             return False
         if n.target in _REPEATS:
             return False
@@ -184,7 +184,7 @@ class _Follower(fx.Interpreter):
 
     def _selects_entries(self, n: fx.Node) -> bool:
         """Whether a node takes entries out of a tensor, each at most once."""
-        if n.target not in _SELECTIONS or not n.args or n.args[0] not in self.growths or n.kwargs.keys() - {"dim"}:
+        if n.target not in SELECTIONS or not n.args or n.args[0] not in self.growths or n.kwargs.keys() - {"dim"}:
             return False
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target is not operator.getitem:
@@ -230,7 +230,7 @@ class _Follower(fx.Interpreter):
         """The larger or smaller of two values moves by no more than both, entry by entry."""
         if len(n.args) != 2 or n.kwargs or any(self._shape(a) != value.shape for a in n.args):
             return None
-        return self.growths[n.args[0]].beside(self.growths[n.args[1]])  # type: ignore[index]
+        return self._join(_nodes(n.args))
 
     def _shape(self, a: Any) -> torch.Size | None:
         return self.env[a].shape if isinstance(a, fx.Node) and a in self.growths else None
@@ -282,7 +282,7 @@ def _are_tensors(value: Any) -> bool:
 
 
 def _is_move(n: fx.Node) -> bool:
-    moves = n.target in SHAPE_ONLY or n.target in _JOINS or n.target in _SELECTIONS or n.target in _REPEATS
+    moves = n.target in SHAPE_ONLY or n.target in _JOINS or n.target in SELECTIONS or n.target in _REPEATS
     return n.op in ("call_function", "call_method") and moves
 
 
