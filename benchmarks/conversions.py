@@ -3,8 +3,8 @@
     python benchmarks/conversions.py [--only TEXT] [--conv METHOD] [--steps N] [--json FILE] [--table FILE]
 
 A package that is not installed is left out. Each model has 10 classes, and small images where it takes them. The
-columns: the Lipschitz bound of the converted model; the signal, that is how large a random change of the input is in the output;
-and the accuracy on 64 images of a toy with 4 classes after N steps of training.
+columns: the Lipschitz bound of the converted model; the signal, that is how large a random change of the input is in
+the output; and the accuracy on 64 images of a toy with 4 classes after N steps of training.
 """
 
 import argparse

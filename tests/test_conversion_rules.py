@@ -200,3 +200,43 @@ def test_a_deep_network_keeps_the_signal() -> None:
                 m.alpha.zero_()
         lost = ((new(x + d) - new(x)).norm(dim=1) / d.flatten(1).norm(dim=1)).mean().item()
     assert lost < ratio / 10 < math.inf
+
+
+def nearest(W: Tensor) -> Tensor:
+    U, _, Vh = torch.linalg.svd(W, full_matrices=False)
+    return U @ Vh
+
+
+def test_weights_are_projected_on_the_orthogonal_ones() -> None:
+    torch.manual_seed(0)
+    old = nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular").double()
+    new = convert(old, (3, 5, 6), keep_weights=True).eval()
+    W = dense_matrix(old, (3, 5, 6), dtype=torch.float64)
+    torch.testing.assert_close(dense_matrix(new, (3, 5, 6), dtype=torch.float64), nearest(W), rtol=0, atol=1e-9)
+    zero = torch.zeros(1, 3, 5, 6).double()
+    torch.testing.assert_close(new(zero), old(zero))
+    linear = nn.Linear(7, 3).double()
+    matrix = dense_matrix(convert(linear, (7,), keep_weights=True).eval(), (7,), dtype=torch.float64)
+    torch.testing.assert_close(matrix, nearest(linear.weight.detach()), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("k", "p"), [(1, 0), (2, 0), (4, 1)])
+def test_strided_weights_that_fit_blocks_of_pixels_are_projected(k: int, p: int) -> None:
+    """A kernel of 1 fills a quarter of a block, and one of 4 with padding 1 a part of two blocks; the rest is noise."""
+    torch.manual_seed(0)
+    old = nn.Conv2d(2, 9, k, stride=2, padding=p, bias=False).double()
+    new = convert(old, (2, 6, 8), keep_weights=True).eval()
+    A, W = (dense_matrix(m, (2, 6, 8), dtype=torch.float64) for m in (new, old))
+    norms = torch.linalg.svdvals(A)
+    assert norms.max() <= 1 + 1e-9
+    cosine = (A * W).sum() / (A.norm() * W.norm())
+    assert cosine > {1: 0.4, 2: 0.8, 4: 0.6}[k]
+    if k == 2:  # the blocks themselves
+        torch.testing.assert_close(A, nearest(W), rtol=0, atol=1e-9)
+    new.train()(torch.rand(2, 2, 6, 8).double()).pow(3).sum().backward()
+    assert all(p.grad.isfinite().all() for p in new.parameters())
+
+
+def test_weights_are_kept_by_methods_that_project_alone() -> None:
+    with pytest.raises(ValueError, match=r'keep_weights=True needs conv="lot" .* got \'cayley\' and None'):
+        convert(nn.Linear(3, 3), (3,), conv="cayley", keep_weights=True)

@@ -16,7 +16,9 @@ from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.conversion.network import Network
 from orthoconv.conversion.refusals import NO_RULE
 from orthoconv.conversion.registry import Joined, rule_for
+from orthoconv.conversion.weights import keep_weights as copy_weights
 from orthoconv.modules import zeros_for
+from orthoconv.nn import CayleyConvTranspose2d, LOTConvTranspose2d
 from orthoconv.nn.methods import conv_method, linear_method
 
 
@@ -25,11 +27,17 @@ class ConversionError(ValueError):
 
 
 def convert(
-    model: nn.Module, input_shape: Sequence[int], *, conv: str = "cayley", linear: str | None = None
+    model: nn.Module,
+    input_shape: Sequence[int],
+    *,
+    conv: str | None = None,
+    linear: str | None = None,
+    keep_weights: bool = False,
 ) -> nn.Module:
     """A copy of `model` whose layers are orthogonal or 1-Lipschitz, so that `lipschitz_bound` is at most 1 for it.
 
-    Its weights are new, and it is to be trained; its graph is that of the old one in eval mode, with
+    Its weights are new, unless they are to be kept, and it is to be trained. Its graph is that of the old one in eval
+    mode, with
 
     - Conv2d, ConvTranspose2d, Linear as orthogonal layers of the same arguments. Where a stride does not divide the
       image, or a padding is not that of the same size, images are padded by zeros or cut;
@@ -47,8 +55,12 @@ def convert(
     Arguments:
         model: A network that returns one tensor, and that can be traced: no value of a tensor decides what is computed.
         input_shape: Shape of one input, without the batch.
-        conv: Method of the convolutions, see `orthoconv.nn.conv_methods`. Transposed ones are Cayley's.
+        conv: Method of the convolutions, see `orthoconv.nn.conv_methods`; by default "cayley". Transposed ones are
+            Cayley's.
         linear: Method of the linear layers; by default the one that goes with the convolutions.
+        keep_weights: Whether to start from the weights of `model`, projected on the orthogonal ones. Layers are then
+            `LOTConv2d` and `PolarLinear`, whose parameters are the old weights: a layer is the orthogonal one nearest
+            to the old, by the polar factor at each frequency. `docs/conversion.md` says what strides leave out.
 
     Raises:
         ConversionError: If a part has no rule; the message lists all such parts, and what to do about each.
@@ -60,7 +72,7 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes a module of torch, got {model!r}")
-    layers: dict[str, Any] = {"conv": conv_method(conv), "linear": linear_method(linear, conv)}
+    layers = _layers(conv, linear, keep_weights)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     x = zeros_for(model, input_shape)
     traced = _trace(unwrapped(model), x)
@@ -70,6 +82,20 @@ def convert(
     new = network.finish().to(like.device, like.dtype).eval()
     _check(new, x, traced.shapes)
     return new.train(model.training)
+
+
+def _layers(conv: str | None, linear: str | None, keep: bool) -> dict[str, Any]:
+    """What makes the new layers with weights."""
+    if keep and (conv not in (None, "lot") or linear not in (None, "polar")):
+        raise ValueError(
+            f'keep_weights=True needs conv="lot" and linear="polar", which project the weights that they are given, '
+            f"got {conv!r} and {linear!r}"
+        )
+    name = conv or ("lot" if keep else "cayley")
+    made = {"conv": conv_method(name), "linear": linear_method(linear, name)}
+    if keep:
+        return {**made, "transposed": LOTConvTranspose2d, "keep": copy_weights}
+    return {**made, "transposed": CayleyConvTranspose2d}
 
 
 def _convert_parts(network: Network) -> list[tuple[fx.Node, str]]:

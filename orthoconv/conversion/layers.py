@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from orthoconv.conversion.registry import Part, register_conversion
-from orthoconv.nn import CayleyConvTranspose2d, ChannelShuffle, Fit, MaxMin, Shift
+from orthoconv.nn import ChannelShuffle, Fit, MaxMin, Shift
 from orthoconv.nn.layer import Combination, Layer
 
 _ACTIVATIONS = (
@@ -42,7 +42,7 @@ def _convolution(part: Part) -> nn.Module:
     made = [-(-n // s) for n, s in zip(size, m.stride, strict=True)]
     inner = [n * s for n, s in zip(made, m.stride, strict=True)]
     mode = "circular" if m.padding_mode == "circular" else "zeros"
-    core = part.once(
+    core = part.layer(
         lambda: part.conv(
             m.in_channels, m.out_channels, m.kernel_size, stride=m.stride, dilation=m.dilation, groups=m.groups,
             bias=m.bias is not None, padding_mode=mode,
@@ -56,7 +56,7 @@ def _sequences(part: Part) -> nn.Module:
     m: Any = part.module
     (n,), (out,), (s,) = part.inputs[0][2:], part.output[2:], m.stride
     mode = "circular" if m.padding_mode == "circular" else "zeros"
-    core = part.once(
+    core = part.layer(
         lambda: part.conv(
             m.in_channels, m.out_channels, (1, *m.kernel_size), stride=(1, s), dilation=(1, *m.dilation),
             groups=m.groups, bias=m.bias is not None, padding_mode=mode,
@@ -72,8 +72,8 @@ def _transposed(part: Part) -> nn.Module:
     m: Any = part.module
     size, out = part.inputs[0][-2:], part.output[-2:]
     made = [n * s for n, s in zip(size, m.stride, strict=True)]
-    core = part.once(
-        lambda: CayleyConvTranspose2d(
+    core = part.layer(
+        lambda: part.transposed(
             m.in_channels, m.out_channels, m.kernel_size, m.stride, groups=m.groups, bias=m.bias is not None,
             dilation=m.dilation, padding_mode=m.padding_mode,
         )
@@ -83,7 +83,7 @@ def _transposed(part: Part) -> nn.Module:
 
 def _linear(part: Part) -> nn.Module:
     m: Any = part.module
-    return part.once(lambda: part.linear(m.in_features, m.out_features, m.bias is not None))
+    return part.layer(lambda: part.linear(m.in_features, m.out_features, m.bias is not None))
 
 
 def _activation(part: Part) -> nn.Module:

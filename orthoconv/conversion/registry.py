@@ -29,6 +29,8 @@ class Part:
         share: Share that a longer branch of a sum starts with.
         conv: Makes a convolution, with the arguments of nn.Conv2d.
         linear: Makes a linear layer, with the arguments of nn.Linear.
+        transposed: Makes the adjoint of a convolution, with the arguments of nn.ConvTranspose2d.
+        keep: Copies weights from the old layer, the second argument, to the new one; or does nothing.
         made: Layers that were made already, by the module that they replace.
     """
 
@@ -44,6 +46,8 @@ class Part:
     share: float = 0.5
     conv: Callable[..., nn.Module] = nn.Conv2d
     linear: Callable[..., nn.Module] = nn.Linear
+    transposed: Callable[..., nn.Module] = nn.ConvTranspose2d
+    keep: Callable[[nn.Module, nn.Module], None] = lambda new, old: None
     made: dict[Any, nn.Module] = field(default_factory=dict)
 
     def once(self, make: Callable[[], nn.Module]) -> nn.Module:
@@ -51,6 +55,14 @@ class Part:
         if self.module not in self.made:
             self.made[self.module] = make()
         return self.made[self.module]
+
+    def layer(self, make: Callable[[], nn.Module]) -> nn.Module:
+        """`once` for a layer that takes the place of one with weights, which it keeps if that is asked for."""
+        known = self.module in self.made
+        new = self.once(make)
+        if not known and self.module is not None:
+            self.keep(new, self.module)
+        return new
 
 
 class Joined(NamedTuple):
