@@ -93,7 +93,10 @@ def _cat(part: Part) -> nn.Module | Joined | None:
         raise ValueError("it puts a tensor of the network beside its values; add it by x + tensor instead")
     if part.separate:
         return None
-    return UnitCat(len(part.inputs), _axis(part, part.inputs[0]))
+    axis = _axis(part, part.inputs[0])
+    return UnitCat(
+        len(part.inputs), axis, [shape[axis] for shape in part.inputs]
+    )  # so that all channels weigh the same
 
 
 def _stack(part: Part) -> Joined:

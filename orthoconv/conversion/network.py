@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from orthoconv.certificates.functions import as_module
-from orthoconv.certificates.graphs import SELECTIONS, SHAPE_ONLY
+from orthoconv.certificates.moves import SELECTIONS, SHAPE_ONLY
 from orthoconv.certificates.pieces import pieces_of
 from orthoconv.certificates.tracer import Traced
 from orthoconv.conversion.registry import Joined, Part
