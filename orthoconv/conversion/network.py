@@ -71,9 +71,7 @@ class Network:
 
     def inputs(self, node: fx.Node) -> list[fx.Node]:
         """Tensors that a node takes, in order, and again where it takes one twice; without those of the network."""
-        found: list[fx.Node] = []
-        map_arg((node.args, node.kwargs), found.append)
-        return [a for a in found if a.op != "get_attr" and a.name in self.shapes]
+        return [a for a in _taken(node) if a.op != "get_attr" and a.name in self.shapes]
 
     def _lengths(self) -> dict[fx.Node, int]:
         """Layers on the shortest way from the input to each node."""
@@ -139,9 +137,7 @@ class Network:
         node.op, node.target, node.args, node.kwargs = "call_module", name, tuple(inputs), {}
 
     def _arguments(self, node: fx.Node) -> list[fx.Node]:
-        found: list[fx.Node] = []
-        map_arg((node.args, node.kwargs), found.append)
-        return [a for a in found if a.name in self.shapes or a.name.startswith("converted_")]
+        return [a for a in _taken(node) if a.name in self.shapes or a.name.startswith("converted_")]
 
     def _rewire(self, node: fx.Node, k: int, step: fx.Node) -> None:
         """Let the k-th tensor of a node be another one."""
@@ -175,6 +171,13 @@ class Network:
                 delattr(graph, name)
         graph.recompile()
         return graph
+
+
+def _taken(node: fx.Node) -> list[fx.Node]:
+    """Nodes whose values a node takes, in order; of `expand_as` the second one is a shape."""
+    found: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found[:1] if node.target == "expand_as" else found
 
 
 def _has_nodes(arg: Any) -> bool:
