@@ -13,7 +13,7 @@ from orthoconv.certificates import (
     rounding_bound,
     verify,
 )
-from orthoconv.conversion import ConversionError, convert
+from orthoconv.conversion import ConversionError, convert, register_conversion
 from orthoconv.exporting import export
 from orthoconv.linalg import cayley
 from orthoconv.nn import orthogonal, register_method
@@ -52,6 +52,7 @@ __all__ = [
     "nn",
     "orthogonal",
     "predict",
+    "register_conversion",
     "register_method",
     "register_rule",
     "rounding_bound",

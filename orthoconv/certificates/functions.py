@@ -29,6 +29,8 @@ def as_module(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn
     >>> as_module(F.max_pool2d, (torch.zeros(1, 1, 4, 4), 2), {"padding": 1})
     MaxPool2d(kernel_size=2, stride=2, padding=1, dilation=1, ceil_mode=False)
     """
+    if not args and "input" in kwargs:
+        args, kwargs = (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
     names, make = _FORMS.get(target, ((), None)) if _is_hashable(target) else ((), None)
     if make is None or not args or not isinstance(args[0], Tensor) or len(args) - 1 > len(names):
         return None
@@ -127,8 +129,10 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True) -> nn.Module | No
 
 
 def _padding(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> nn.Module | None:
-    if x.ndim != 4 or len(pad) not in (2, 4) or not all(isinstance(n, int) for n in pad):
+    if x.ndim != 4 or len(pad) not in (2, 4, 6) or not all(isinstance(n, int) for n in pad):
         return None
+    if mode == "constant" and len(pad) == 6:  # of the channels, too
+        return None if value else nn.ZeroPad3d(tuple(pad))
     sides = (*pad, *[0] * (4 - len(pad)))
     if mode == "constant":
         return None if value else nn.ZeroPad2d(sides)

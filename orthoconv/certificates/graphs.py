@@ -1,10 +1,9 @@
 """The growth of a graph that torch.fx has traced: each value has one, from those of the values that it comes from."""
 
-__all__ = ["SHAPE_ONLY", "follow"]
+__all__ = ["follow"]
 
 import math
 import operator
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -13,21 +12,14 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from orthoconv.certificates.algebra import Growth, identity, leaf
-from orthoconv.certificates.batches import rows
 from orthoconv.certificates.functions import as_module
+from orthoconv.certificates.moves import JOINS, REPEATS, SELECTIONS, are_tensors, is_move, nodes_of, require_rows_apart
 from orthoconv.certificates.pieces import pieces_of
 from orthoconv.certificates.trust import require_as_defined
 from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.layer import Child
 from orthoconv.nn.residual import ConvexSum, UnitCat, convex_weights, unit_weights
 
-SHAPE_ONLY = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
-              "transpose", "contiguous", torch.squeeze, "squeeze", torch.unsqueeze, "unsqueeze", torch.unflatten,
-              "unflatten", torch.movedim, "movedim", torch.swapaxes, "swapaxes", torch.flip, "flip"}  # fmt: skip
-_SELECTIONS = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind", torch.narrow,
-               "narrow", torch.select, "select", torch.tensor_split, "tensor_split"}  # fmt: skip
-_JOINS = {torch.cat, torch.concat, torch.stack}
-_REPEATS = {"expand", "expand_as", "repeat"}
 _SUMS = {torch.add, operator.add, "add", torch.sub, operator.sub, "sub"}
 _PRODUCTS = {torch.mul, operator.mul, "mul"}
 _QUOTIENTS = {torch.div, operator.truediv, "div"}
@@ -42,8 +34,7 @@ def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
         raise TypeError("a graph is bounded as it runs; call recompile() after changing it")
     follower = _Follower(module, child)
     follower.run(x)
-    for b in (2, 3):
-        _Rows(module).run(rows((b, *x.shape[1:]), x))
+    require_rows_apart(module, x)
     if follower.result is None:
         raise TypeError("a graph is bounded if it returns one tensor")
     return follower.result
@@ -65,7 +56,7 @@ class _Follower(fx.Interpreter):
             raise TypeError(f"a graph is bounded if nothing works in place, got {n.name}")
         if n.op == "output":
             self.result = self.growths.get(n.args[0])  # type: ignore[arg-type]
-        elif isinstance(value, Tensor) or _are_tensors(value):
+        elif isinstance(value, Tensor) or are_tensors(value):
             if n.op != "get_attr":
                 self.growths[n] = self._grow(n, value)
         elif not self._is_free_of_data(n):
@@ -105,8 +96,8 @@ class _Follower(fx.Interpreter):
             return None
         if n.op == "call_module":
             return self._module(n, inputs)
-        if n.target in _JOINS and self._moves_entries(n):
-            return self._join(n)
+        if n.target in JOINS and self._moves_entries(n):
+            return self._join(nodes_of(n.args[0]))
         if self._moves_entries(n) or self._selects_entries(n):
             return self.growths[inputs[0]]
         for targets, rule in _RULES.items():
@@ -145,9 +136,8 @@ class _Follower(fx.Interpreter):
             self.parts[n] = self.child(name, module, self.env[x])
         return self.growths[x] * self.parts[n]
 
-    def _join(self, n: fx.Node) -> Growth | None:
+    def _join(self, nodes: list[fx.Node]) -> Growth:
         """Growth of values side by side; of separate pieces of one value it is that of the worst."""
-        nodes = _nodes(n.args[0])
         grown = reduce(Growth.beside, (self.growths[a] for a in nodes))
         found = pieces_of(nodes, self.growths, self.env)
         if found is None:
@@ -175,16 +165,16 @@ class _Follower(fx.Interpreter):
 
     def _moves_entries(self, n: fx.Node) -> bool:
         """Whether a node moves entries of tensors, and no more: its other arguments are integers, such as shapes."""
-        if not _is_move(n) or n.target in _SELECTIONS or not n.args or set(_nodes(n.args[0])) - self.growths.keys():
+        if not is_move(n) or n.target in SELECTIONS or not n.args or set(nodes_of(n.args[0])) - self.growths.keys():
             return False
-        if n.target in _REPEATS:
+        if n.target in REPEATS:
             return False
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return all(isinstance(a, int | torch.memory_format) for a in tree_leaves((args[1:], kwargs)))
 
     def _selects_entries(self, n: fx.Node) -> bool:
         """Whether a node takes entries out of a tensor, each at most once."""
-        if n.target not in _SELECTIONS or not n.args or n.args[0] not in self.growths or n.kwargs.keys() - {"dim"}:
+        if n.target not in SELECTIONS or not n.args or n.args[0] not in self.growths:
             return False
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target is not operator.getitem:
@@ -230,14 +220,14 @@ class _Follower(fx.Interpreter):
         """The larger or smaller of two values moves by no more than both, entry by entry."""
         if len(n.args) != 2 or n.kwargs or any(self._shape(a) != value.shape for a in n.args):
             return None
-        return self.growths[n.args[0]].beside(self.growths[n.args[1]])  # type: ignore[index]
+        return self._join(nodes_of(n.args))
 
     def _shape(self, a: Any) -> torch.Size | None:
         return self.env[a].shape if isinstance(a, fx.Node) and a in self.growths else None
 
     def _repeat(self, n: fx.Node, value: Tensor) -> Growth | None:
         x: Any = n.args[0]
-        if x not in self.growths or not _is_move(n):
+        if x not in self.growths or not is_move(n):
             return None
         return math.sqrt(value.numel() / max(1, self.env[x].numel())) * _MORE * self.growths[x]
 
@@ -249,46 +239,9 @@ _RULES: dict[frozenset[Any], Any] = {
     frozenset(_SUMS): _Follower._sum,
     frozenset(_PRODUCTS | _QUOTIENTS): _Follower._product,
     frozenset(_EXTREMES): _Follower._extreme,
-    frozenset(_REPEATS): _Follower._repeat,
+    frozenset(REPEATS): _Follower._repeat,
     frozenset(_NEGATIONS): _Follower._negative,
 }
-
-
-class _Rows(fx.Interpreter):
-    """Runs a graph on entries that are the numbers of their examples, and raises an error where examples mix.
-
-    After each node the entries are such numbers again, so that what follows is looked at by itself.
-    """
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op in ("output", "get_attr") or not (isinstance(value, Tensor) or _are_tensors(value)):
-            return value
-        nodes = [a for a in n.all_input_nodes if a.op != "get_attr"]
-        lengths = {len(y) for a in nodes for y in tree_leaves(self.env[a]) if isinstance(y, Tensor)}
-        if isinstance(value, Tensor):
-            return self._fresh(n, value, lengths)
-        return type(value)(self._fresh(n, y, lengths) for y in value)
-
-    def _fresh(self, n: fx.Node, value: Tensor, lengths: set[int]) -> Tensor:
-        fresh = rows(value.shape, value)
-        if lengths - {len(value)} or (_is_move(n) and not torch.equal(value, fresh)):
-            raise TypeError(f"a graph is bounded if it keeps the examples of a batch apart, which {n.name} mixes")
-        return fresh
-
-
-def _are_tensors(value: Any) -> bool:
-    return type(value) in (tuple, list) and bool(value) and all(isinstance(v, Tensor) for v in value)
-
-
-def _is_move(n: fx.Node) -> bool:
-    moves = n.target in SHAPE_ONLY or n.target in _JOINS or n.target in _SELECTIONS or n.target in _REPEATS
-    return n.op in ("call_function", "call_method") and moves
-
-
-def _nodes(arg: Any) -> list[fx.Node]:
-    """Values that an argument is, or is a sequence of."""
-    return [a for a in (arg if isinstance(arg, Sequence) else [arg]) if isinstance(a, fx.Node)]
 
 
 def _before(node: fx.Node) -> set[fx.Node]:

@@ -162,6 +162,13 @@ def _batch_norm_constants(norm: nn.BatchNorm2d, shape: Shape) -> float:
     return (moved + bias) * math.sqrt(torch.Size(shape[1:]).numel())
 
 
+def _softmax(module: nn.Softmax, shape: Shape) -> float:
+    """The Jacobian is diag(p) - p p*: for a unit vector v, the variance of v under p, at most (max v - min v)^2 / 4."""
+    if module.dim is None or module.dim % (len(shape) + 1) == 0:
+        raise TypeError(f"Softmax is bounded along an axis other than that of the batch, got {module}")
+    return 0.5
+
+
 def _elu(module: nn.ELU, shape: Shape) -> float:
     return max(1.0, abs(module.alpha))
 
@@ -186,6 +193,7 @@ register_rule(
 )  # fmt: skip
 register_rule(nn.Hardtanh, lipschitz=1.0, rounding=0.0, constants=_corners)
 register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)
+register_rule(nn.Softmax, lipschitz=_softmax, rounding=64.0)
 register_rule(nn.Sigmoid, lipschitz=0.25, rounding=16.0)
 register_rule(nn.Softplus, lipschitz=_softplus, rounding=16.0)
 register_rule(nn.Softshrink, lipschitz=1.0, rounding=4.0)

@@ -15,6 +15,8 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import GraphAppendingTracer, Proxy, TraceError
 from torch.utils._pytree import tree_leaves, tree_map
 
+from orthoconv.certificates.proxies import Number, Value
+
 IsLeaf = Callable[[nn.Module], bool]
 _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
@@ -64,7 +66,7 @@ def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Modu
     try:
         with torch.no_grad(), tracer.calls_of_modules():
             y = model(tracer.placeholder(xs))
-        if type(y) is _Value:
+        if type(y) is Value:
             return tracer.finish(y)
     except UntraceableError:
         raise
@@ -73,73 +75,6 @@ def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Modu
         made = "; a module that forward itself makes must be made in __init__" if isinstance(error, NameError) else ""
         raise UntraceableError(f"{name} cannot be traced for inputs of {tuple(x.shape[1:])}: {text}{made}") from error
     raise UntraceableError(f"{name} must return one tensor, got {type(y).__name__}")
-
-
-class _Value(Proxy):
-    """A tensor in the making. It claims to be a Tensor, and says its shape."""
-
-    _is_param = False
-
-    def __init__(self, node: fx.Node, tracer: "_Tracer", values: tuple[Tensor, ...]) -> None:
-        super().__init__(node, tracer)
-        self.values, self.spoiled = values, False
-
-    @property
-    def __class__(self) -> type:  # for isinstance(x, Tensor); type(x) tells
-        return Tensor
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:
-        raise TypeError("a traced tensor keeps its class")
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "shape":
-            return self.size()
-        if name == "ndim":
-            return self.dim()
-        if not hasattr(Tensor, name):
-            raise AttributeError(f"a tensor has no attribute {name!r}")
-        return super().__getattr__(name)
-
-    def dim(self) -> int:
-        return self.values[0].ndim
-
-    def size(self, dim: int | None = None) -> Any:
-        if dim is not None:
-            return self.size()[dim]
-        tracer: _Tracer = self.tracer  # type: ignore[assignment]
-        return tuple(tracer.side(self, d) for d in range(self.dim()))
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._in_place(operator.itruediv, other)
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def _refuse(self, *others: Any) -> Any:
-        raise TraceError("an operation in place has no rule")
-
-    __ipow__ = __ifloordiv__ = __imod__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __setitem__ = _refuse
-
-
-class _Number(Proxy):
-    """A number that comes from the size of the batch, or from tensors."""
-
-    def __init__(self, node: fx.Node, tracer: "_Tracer", values: tuple[Any, ...]) -> None:
-        super().__init__(node, tracer)
-        self.values = values
 
 
 class _Tracer(GraphAppendingTracer):
@@ -153,15 +88,15 @@ class _Tracer(GraphAppendingTracer):
         self.constants: dict[int, tuple[str, Tensor]] = {}
         self.shapes: dict[str, torch.Size] = {}
         self.sides: dict[tuple[int, ...], Proxy] = {}
-        self.alive: weakref.WeakSet[_Value] = weakref.WeakSet()
+        self.alive: weakref.WeakSet[Value] = weakref.WeakSet()
         self.running = False
 
-    def placeholder(self, values: tuple[Tensor, ...]) -> "_Value":
+    def placeholder(self, values: tuple[Tensor, ...]) -> Value:
         proxy = self._proxy(self.graph.placeholder("x"), values)
-        assert type(proxy) is _Value
+        assert type(proxy) is Value
         return proxy
 
-    def side(self, x: "_Value", d: int) -> Any:
+    def side(self, x: Value, d: int) -> Any:
         """Length of an axis: a number, or a node where it differs between batches."""
         lengths = tuple(value.shape[d] for value in x.values)
         if lengths[0] == lengths[1]:
@@ -182,7 +117,7 @@ class _Tracer(GraphAppendingTracer):
         return proxy
 
     def create_arg(self, a: Any) -> Any:
-        if type(a) is _Value and a.spoiled:
+        if type(a) is Value and a.spoiled:
             raise TraceError(f"{a.node.name} is used after an operation in place on a value that shares its memory")
         if isinstance(a, Proxy):
             return a.node if type(a) is not fx.proxy.Attribute else super().create_arg(a)
@@ -237,7 +172,7 @@ class _Tracer(GraphAppendingTracer):
         finally:
             nn.Module.__call__ = ordinary  # type: ignore[method-assign]
 
-    def finish(self, y: "_Value") -> Traced:
+    def finish(self, y: Value) -> Traced:
         self.graph.output(self.create_arg(y))
         module = fx.GraphModule(self.root, self.graph)
         module.training = False  # of the graph alone: its parts are those of the model, and keep their modes
@@ -269,20 +204,19 @@ class _Tracer(GraphAppendingTracer):
     def _proxy(self, node: fx.Node, values: tuple[Any, ...]) -> Any:
         if isinstance(values[0], Tensor):
             self.shapes[node.name] = values[0].shape
-            proxy = _Value(node, self, values)
+            proxy = Value(node, self, values)
             self.alive.add(proxy)
             return proxy
         if type(values[0]) in (tuple, list):
             items = range(len(values[0]))
             return tuple(
-                self.create_proxy("call_function", operator.getitem, (_Number(node, self, values), k), {})
-                for k in items
+                self.create_proxy("call_function", operator.getitem, (Number(node, self, values), k), {}) for k in items
             )
-        return _Number(node, self, values)
+        return Number(node, self, values)
 
     def _rename(self, old: Any, new: Any) -> None:
         """Let `old` be the new value, as after an operation in place; what shares its memory may not be used again."""
-        if type(old) is not _Value or type(new) is not _Value or _kind(old) != _kind(new):
+        if type(old) is not Value or type(new) is not Value or _kind(old) != _kind(new):
             raise TraceError("an operation in place changes a value that is not followed")
         memory, node = old.values[0].untyped_storage().data_ptr(), old.node
         for other in list(self.alive):
@@ -304,7 +238,7 @@ def _on_values(kind: str, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any
     return target, kwargs, False
 
 
-def _kind(x: _Value) -> tuple[torch.Size, torch.dtype]:
+def _kind(x: Value) -> tuple[torch.Size, torch.dtype]:
     return x.values[0].shape, x.values[0].dtype
 
 

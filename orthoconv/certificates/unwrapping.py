@@ -45,6 +45,8 @@ def _without_accelerate(model: nn.Module) -> nn.Module:
     """Return the model without the `forward` of its own that accelerate's `prepare` has given it."""
     own: Any = vars(model).get("forward") if isinstance(model, nn.Module) else None
     original = vars(model).get("_original_forward") if own is not None else None
+    if original is None:
+        return model
     if getattr(original, "__func__", None) is not type(model).forward or not _is_of_accelerate(own, original):
         return model
     twin = copy.copy(model)

@@ -11,6 +11,7 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -161,12 +162,13 @@ class ConvexSum(nn.Module):
 class UnitCat(nn.Module):
     """Concatenation of n inputs, each times w_i, where the squares of the weights add up to 1; in place of `torch.cat`.
 
-    The squares are the softmax of the learned `alpha`; at first they are equal. It is 1-Lipschitz if the inputs are:
+    The squares are the softmax of the learned `alpha`. It is 1-Lipschitz if the inputs are:
     |y|^2 = sum w_i^2 |x_i|^2 <= max |x_i|^2.
 
     Arguments:
         inputs: Number n of inputs.
         dim: Axis along which they are put side by side; not that of the batch.
+        shares: Positive numbers that the first squares are in proportion to; by default they are equal.
 
     Shape:
         n inputs (b, ...) that differ along `dim` alone, to (b, ...).
@@ -175,11 +177,14 @@ class UnitCat(nn.Module):
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]], grad_fn=<CatBackward0>)
     """
 
-    def __init__(self, inputs: int, dim: int = 1) -> None:
+    def __init__(self, inputs: int, dim: int = 1, shares: Sequence[float] | None = None) -> None:
         super().__init__()
         if dim == 0:
             raise ValueError(f"dim must not be the axis of the batch, got {dim!r}")
-        self.dim, self.alpha = dim, nn.Parameter(torch.zeros(positive_int("inputs", inputs)))
+        shares = [1.0] * positive_int("inputs", inputs) if shares is None else shares
+        if len(shares) != inputs or not all(0 < share < math.inf for share in shares):
+            raise ValueError(f"shares must be {inputs} positive numbers, got {shares!r}")
+        self.dim, self.alpha = dim, nn.Parameter(torch.tensor([float(share) for share in shares]).log())
 
     def forward(self, *xs: Tensor) -> Tensor:
         if len(xs) != len(self.alpha):

@@ -1,0 +1,144 @@
+"""Rules for what brings branches together: sums, products, concatenations, maxima."""
+
+__all__: list[str] = []
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orthoconv.conversion.registry import Joined, Part, register_conversion
+from orthoconv.nn import ConvexSum, Gain, Scale, Shift, Spread, UnitCat
+
+_CONVEX = (
+    "|s dx + (1 - s) dy| <= max(|dx|, |dy|) for s in [0, 1], and a value spread over n entries is divided by root n."
+)
+
+
+def _sum(part: Part) -> nn.Module | Joined | None:
+    if len(part.inputs) == 1:
+        return _plus(part)
+    return _convex(part, (None, None))
+
+
+def _difference(part: Part) -> nn.Module | Joined | None:
+    if len(part.inputs) == 1:
+        return _plus(part)
+    return _convex(part, (None, Scale(-1.0)))
+
+
+def _plus(part: Part) -> nn.Module | None:
+    """A number or a tensor of the network that is added: it stays, and a parameter is learned as before."""
+    (constant,) = part.constants
+    if not isinstance(constant, nn.Parameter):
+        return None
+    shift = Shift(_numbers(constant, part.inputs[0]))
+    shift.bias.data.copy_(constant.detach().reshape(shift.bias.shape))
+    return shift
+
+
+def _product(part: Part) -> nn.Module | Joined | None:
+    """A gate becomes a convex sum with what it would multiply; a learned scale one of numbers up to 1."""
+    if part.same:
+        raise ValueError("it multiplies a value by itself, which has no Lipschitz constant; use an activation")
+    if len(part.inputs) == 2:
+        return _convex(part, (None, None))
+    (constant,) = part.constants
+    if isinstance(constant, Tensor):
+        gain = Gain(_numbers(constant, part.inputs[0]))
+        if not isinstance(constant, nn.Parameter):
+            value = constant.detach().reshape(gain.weight.shape)
+            gain.weight.data.copy_(value / value.abs().max().clamp_min(1))
+        return gain
+    return Scale(max(-1.0, min(1.0, float(constant))))
+
+
+def _quotient(part: Part) -> nn.Module | Joined | None:
+    if len(part.inputs) == 2 or not part.constants:
+        raise ValueError("it divides by a value of the network, which has no Lipschitz constant; leave it out")
+    (constant,) = part.constants
+    if isinstance(constant, Tensor):
+        return Gain(_numbers(constant, part.inputs[0]))
+    return Scale(max(-1.0, min(1.0, 1 / float(constant))))
+
+
+def _numbers(constant: Tensor, shape: torch.Size) -> tuple[int, ...]:
+    """Shape of a tensor of the network without an axis of the batch, which must have length 1."""
+    sides = tuple(constant.shape)
+    while len(sides) >= len(shape):
+        if sides[0] != 1:
+            raise ValueError(f"a tensor of shape {sides} would tell the examples of a batch apart")
+        sides = sides[1:]
+    return sides or (1,)
+
+
+def _convex(part: Part, before: tuple[nn.Module | None, nn.Module | None]) -> Joined:
+    """A convex sum that favours the shorter branch, so that a change of the input arrives."""
+    steps = [_spread(shape, part.output, first) for shape, first in zip(part.inputs, before, strict=True)]
+    a, b = part.lengths
+    weight = 0.5 if a == b else 1 - part.share if a < b else part.share
+    return Joined(ConvexSum(weight), tuple(steps))
+
+
+def _spread(shape: torch.Size, output: torch.Size, first: nn.Module | None) -> nn.Module | None:
+    if shape == output:
+        return first
+    spread = Spread(output[1:])
+    return spread if first is None else nn.Sequential(first, spread)
+
+
+def _cat(part: Part) -> nn.Module | Joined | None:
+    if any(isinstance(c, Tensor) for c in part.constants):
+        raise ValueError("it puts a tensor of the network beside its values; add it by x + tensor instead")
+    if part.separate:
+        return None
+    axis = _axis(part, part.inputs[0])
+    return UnitCat(
+        len(part.inputs), axis, [shape[axis] for shape in part.inputs]
+    )  # so that all channels weigh the same
+
+
+def _stack(part: Part) -> Joined:
+    axis, (_, channels, *_) = _axis(part, part.output), part.inputs[0]
+    if axis not in (1, 2):
+        raise ValueError(f"it stacks values along axis {axis}; use torch.cat along the channels")
+    sides = (1, channels) if axis == 1 else (channels, 1)
+    return Joined(UnitCat(len(part.inputs), axis), tuple(nn.Unflatten(1, sides) for _ in part.inputs))
+
+
+def _axis(part: Part, shape: torch.Size) -> int:
+    given: Any = part.options.get("dim", part.options.get("axis", part.constants[0] if part.constants else 0))
+    axis = int(given) % len(shape)
+    if axis == 0:
+        raise ValueError("it puts values side by side along the batch, whose examples must stay apart")
+    return axis
+
+
+def _extreme(part: Part) -> nn.Module | Joined | None:
+    if len(part.inputs) != 2:
+        raise ValueError("a maximum over an axis has no rule; use nn.AdaptiveMaxPool2d or F.max_pool2d")
+    return None if part.separate else Joined(None, (Scale(0.5**0.5), Scale(0.5**0.5)))
+
+
+register_conversion(torch.add, operator.add, "add", make=_sum, proof=_CONVEX)
+register_conversion(torch.sub, operator.sub, "sub", "rsub", make=_difference, proof=_CONVEX)
+register_conversion(
+    torch.mul, operator.mul, "mul", "multiply", torch.multiply, make=_product,
+    proof=f"A gate is added, not multiplied: {_CONVEX} Numbers that multiply are at most 1.",
+)  # fmt: skip
+register_conversion(torch.div, operator.truediv, "div", make=_quotient, proof="Numbers that multiply are at most 1.")
+register_conversion(
+    torch.cat, torch.concat, make=_cat,
+    proof="|w_1 dx_1|^2 + ... <= max |dx_i|^2 with w_1^2 + ... = 1; separate pieces of one value need no weights.",
+)  # fmt: skip
+register_conversion(torch.stack, make=_stack, proof="As torch.cat.")
+register_conversion(
+    torch.max, torch.min, "max", "min", torch.maximum, torch.minimum, "maximum", "minimum", make=_extreme,
+    proof="|max(x, y) - max(x', y')|^2 <= |dx|^2 + |dy|^2, entry by entry.",
+)  # fmt: skip
+register_conversion(
+    "expand", "expand_as", make=lambda part: Spread(part.output[1:]),
+    proof="A value spread over n entries is divided by root n.",
+)  # fmt: skip
+register_conversion(torch.neg, operator.neg, "neg", make=lambda part: None, proof="It keeps distances.")

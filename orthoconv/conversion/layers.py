@@ -1,0 +1,169 @@
+"""Rules for layers with weights, activations and normalisations."""
+
+__all__ = ["fitted"]
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from orthoconv.conversion.registry import Part, register_conversion
+from orthoconv.nn import ChannelShuffle, Fit, MaxMin, Shift
+from orthoconv.nn.layer import Combination, Layer
+
+_ACTIVATIONS = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Mish, nn.SELU, nn.CELU,
+    nn.RReLU, nn.Softplus, nn.Threshold,
+)  # fmt: skip
+_ACTIVATION_NAMES = (
+    "Swish", "HSwish", "HardSwish", "Hswish", "h_swish", "SwishMe", "MemoryEfficientSwish", "Mish", "MishMe", "SiLU",
+    "HardMish", "QuickGELU", "GELU", "GELUTanh", "GeluQuick", "PReLU", "ReLU6", "LeakyReLU", "StarReLU",
+)  # fmt: skip
+_NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.GroupNorm, nn.LayerNorm,
+)  # fmt: skip
+_NORM_NAMES = ("LayerNorm2d", "LayerNorm", "FrozenBatchNorm2d", "RMSNorm", "GlobalResponseNorm", "GRN", "SimpleNorm2d",
+               "RmsNorm2d", "LayerNormExp2d", "IBN", "InPlaceABN")  # fmt: skip
+
+
+def fitted(
+    core: nn.Module, size: Sequence[int], inner: Sequence[int], made: Sequence[int], out: Sequence[int]
+) -> nn.Module:
+    """A layer for images of `size` that takes images of `inner` and makes `made`, between layers that fit them."""
+    first = [] if tuple(size) == tuple(inner) else [Fit(inner, centred=False)]
+    last = [] if tuple(made) == tuple(out) else [Fit(out)]
+    return nn.Sequential(*first, core, *last) if first or last else core
+
+
+def _convolution(part: Part) -> nn.Module:
+    m: Any = part.module
+    size, out = part.inputs[0][-2:], part.output[-2:]
+    made = [-(-n // s) for n, s in zip(size, m.stride, strict=True)]
+    inner = [n * s for n, s in zip(made, m.stride, strict=True)]
+    mode = "circular" if m.padding_mode == "circular" else "zeros"
+    core = part.layer(
+        lambda: part.conv(
+            m.in_channels, m.out_channels, m.kernel_size, stride=m.stride, dilation=m.dilation, groups=m.groups,
+            bias=m.bias is not None, padding_mode=mode,
+        )
+    )  # fmt: skip
+    return fitted(core, size, inner, made, out)
+
+
+def _sequences(part: Part) -> nn.Module:
+    """A convolution of sequences as one of images with one row."""
+    m: Any = part.module
+    (n,), (out,), (s,) = part.inputs[0][2:], part.output[2:], m.stride
+    mode = "circular" if m.padding_mode == "circular" else "zeros"
+    core = part.layer(
+        lambda: part.conv(
+            m.in_channels, m.out_channels, (1, *m.kernel_size), stride=(1, s), dilation=(1, *m.dilation),
+            groups=m.groups, bias=m.bias is not None, padding_mode=mode,
+        )
+    )  # fmt: skip
+    made = -(-n // s)
+    return nn.Sequential(
+        nn.Unflatten(2, (1, n)), fitted(core, (1, n), (1, made * s), (1, made), (1, out)), nn.Flatten(2, 3)
+    )
+
+
+def _transposed(part: Part) -> nn.Module:
+    m: Any = part.module
+    size, out = part.inputs[0][-2:], part.output[-2:]
+    made = [n * s for n, s in zip(size, m.stride, strict=True)]
+    core = part.layer(
+        lambda: part.transposed(
+            m.in_channels, m.out_channels, m.kernel_size, m.stride, groups=m.groups, bias=m.bias is not None,
+            dilation=m.dilation, padding_mode=m.padding_mode,
+        )
+    )  # fmt: skip
+    return fitted(core, size, size, made, out)
+
+
+def _linear(part: Part) -> nn.Module:
+    m: Any = part.module
+    return part.layer(lambda: part.linear(m.in_features, m.out_features, m.bias is not None))
+
+
+def _activation(part: Part) -> nn.Module:
+    shape = part.inputs[0]
+    axis = len(shape) - 1 if len(shape) == 3 or isinstance(part.before, nn.Linear | nn.LayerNorm) else 1
+    if len(shape) < 2 or shape[axis] % 2:
+        return nn.ReLU()
+    return MaxMin() if axis == 1 and len(shape) != 3 else MaxMin(axis)
+
+
+def _norm(part: Part) -> nn.Module:
+    m: Any = part.module
+    shape = part.inputs[0]
+    if getattr(m, "weight", None) is None and getattr(m, "bias", None) is None:
+        return nn.Identity()
+    numbers = m.normalized_shape if isinstance(m, nn.LayerNorm) else (shape[1], *[1] * (len(shape) - 2))
+    return part.once(lambda: Shift(numbers))
+
+
+def _named_norm(part: Part) -> nn.Module:
+    """A normalisation that is known by its name alone: of as many channels as it has numbers, at the first axis."""
+    shape = part.inputs[0]
+    counts = {p.numel() for p in part.module.parameters()} if part.module is not None else set()
+    if shape[1] in counts:
+        return part.once(lambda: Shift((shape[1], *[1] * (len(shape) - 2))))
+    return part.once(lambda: Shift((shape[-1],))) if shape[-1] in counts else nn.Identity()
+
+
+def _dropout(part: Part) -> nn.Module:
+    m: Any = part.module
+    return type(m)(m.p)  # not in place
+
+
+def _called_dropout(part: Part) -> nn.Module:
+    return nn.Dropout(float(part.options.get("p", part.constants[0] if part.constants else 0.5)))
+
+
+def _kept(part: Part) -> None:
+    return None
+
+
+register_conversion(
+    nn.Conv2d, make=_convolution,
+    proof="An orthogonal convolution, between zeros that are added and pixels that are left out.",
+)  # fmt: skip
+register_conversion(
+    nn.Conv1d, make=_sequences, proof="An orthogonal convolution of images with one row, cut or padded by zeros."
+)
+register_conversion(
+    nn.ConvTranspose2d, make=_transposed, proof="The adjoint of an orthogonal convolution, cut or padded by zeros."
+)
+register_conversion(nn.Linear, make=_linear, proof="An orthogonal matrix.")
+register_conversion(
+    *_ACTIVATIONS, *_ACTIVATION_NAMES, make=_activation, proof="MaxMin permutes entries; ReLU has slopes 0 and 1."
+)
+register_conversion(*_NORMS, make=_norm, proof="A number for each channel is added, which keeps distances.")
+register_conversion(*_NORM_NAMES, make=_named_norm, proof="Numbers are added, which keeps distances.")
+register_conversion(nn.LocalResponseNorm, make=lambda part: nn.Identity(), proof="The identity keeps distances.")
+register_conversion(
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    make=_dropout,
+    proof="The identity in eval mode.",
+)
+register_conversion(
+    torch.nn.functional.dropout, torch.nn.functional.dropout2d, make=_called_dropout, proof="The identity in eval mode."
+)
+register_conversion(
+    nn.ChannelShuffle, make=lambda part: ChannelShuffle(part.module.groups),  # type: ignore[union-attr]
+    proof="It permutes entries.",
+)  # fmt: skip
+register_conversion(
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d, nn.ZeroPad3d, make=_kept,
+    proof="It permutes entries, or adds zeros.",
+)  # fmt: skip
+register_conversion(
+    nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Softshrink, nn.Softmax, make=_kept,
+    proof="Its slopes are at most 1.",
+)  # fmt: skip
+register_conversion(Layer, Combination, make=_kept, proof="It says its own bound, and the whole is looked at.")

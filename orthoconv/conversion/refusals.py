@@ -1,0 +1,46 @@
+"""Parts that have no 1-Lipschitz form, and what to do instead."""
+
+__all__ = ["NO_RULE"]
+
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from orthoconv.conversion.registry import Part, register_conversion
+
+_ATTENTION = "products of two values of the network (attention) have no Lipschitz constant; use convolutions instead"
+_REMEDIES: dict[tuple[Any, ...], str] = {
+    (nn.MultiheadAttention, F.scaled_dot_product_attention, torch.matmul, operator.matmul, "matmul", "__matmul__",
+     torch.bmm, "bmm", torch.einsum): _ATTENTION,
+    (nn.LogSoftmax, nn.Softmax2d, F.log_softmax, torch.log_softmax, "log_softmax"):
+        "certificates speak of logits; leave the softmax out, and let the loss take it",
+    (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d, F.conv1d, F.conv3d):
+        "convert knows convolutions of images and nn.Conv1d; register_conversion can add others",
+    (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.Embedding):
+        "recurrent and embedding layers have no rule; use layers of images or vectors",
+    (nn.Bilinear, nn.GLU, F.glu):
+        "products of two values have no Lipschitz constant; use nn.ReLU or orthoconv.nn.MaxMin",
+    (F.normalize, torch.norm, "norm", torch.linalg.vector_norm):
+        "a division by a norm has no Lipschitz constant near 0; leave it out",
+    (nn.MaxUnpool2d, F.max_unpool2d): "it needs indices of a maximum; use nn.Upsample or nn.ConvTranspose2d",
+    (F.grid_sample, nn.Fold, nn.Unfold, F.unfold, F.fold):
+        "it repeats or moves pixels by values; use strides, nn.PixelShuffle or nn.PixelUnshuffle",
+    (torch.pow, operator.pow, "pow", torch.exp, "exp", torch.log, "log", torch.sqrt, "sqrt", torch.rsqrt, "rsqrt",
+     torch.square, "square", torch.reciprocal, "reciprocal", torch.var, "var", torch.std, "std", torch.var_mean):
+        "its slope has no bound; if it belongs to a normalisation or an activation, use torch's module for that",
+}  # fmt: skip
+NO_RULE = "there is no rule for it; add one by orthoconv.register_conversion, or put a part in its place that has one"
+
+
+def _refuse(text: str) -> Any:
+    def make(part: Part) -> None:
+        raise ValueError(f"there is no rule for it: {text}")
+
+    return make
+
+
+for _keys, _text in _REMEDIES.items():
+    register_conversion(*_keys, make=_refuse(_text), proof="It is refused.")

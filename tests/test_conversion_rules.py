@@ -1,0 +1,242 @@
+"""Each rule of `convert` makes something 1-Lipschitz of the same shape; dense matrices tell where it is linear."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from orthoconv import convert, lipschitz_bound
+from orthoconv.attacks import empirical_lipschitz
+from orthoconv.conversion import conversion_rules
+from orthoconv.nn import ConvexSum, Gain, Shift, UnitCat
+from orthoconv.testing import dense_matrix
+
+SHAPE = (4, 7, 6)
+
+
+class Own(nn.Module):
+    def __init__(self, f: Callable[..., Tensor], *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts, self.f = nn.ModuleList(parts), f
+        self.gamma = nn.Parameter(torch.full((4, 1, 1), 1e-6))
+        self.register_buffer("std", torch.tensor([0.5, 2.0, 1.0, 3.0])[None, :, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(self, x)
+
+
+class SqueezeAndExcite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(4, 2), nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.mean((2, 3), keepdim=True).squeeze(-1).squeeze(-1)
+        scale = torch.sigmoid(self.up(F.silu(self.down(scale))))
+        return x * scale.view(x.size(0), -1, 1, 1)
+
+
+class ConvSame(nn.Conv2d):
+    """As timm pads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = x.shape[-2:]
+        x = F.pad(x, (0, -w % 2 + 1, 0, -h % 2 + 1))
+        return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class NormAct(nn.BatchNorm2d):
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps)
+        return self.act(x)
+
+
+class MyConv(nn.Conv2d):
+    pass
+
+
+def cut(self: Own, x: Tensor) -> Tensor:
+    one, two = torch.split(x, [1, 3], dim=1)
+    return torch.cat((two, self.parts[0](one)), 1)
+
+
+LINEAR: dict[str, nn.Module] = {
+    "stride that does not divide": nn.Conv2d(4, 8, 3, stride=2, padding=1, bias=False),
+    "no padding": nn.Conv2d(4, 6, 3, bias=False),
+    "large stride": nn.Conv2d(4, 6, 5, stride=4, padding=2, bias=False),
+    "depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
+    "dilated": nn.Conv2d(4, 4, 3, padding=2, dilation=2, bias=False),
+    "transposed": nn.ConvTranspose2d(4, 3, 3, stride=2, bias=False),
+    "subclass": MyConv(4, 5, 1, bias=False),
+    "same": ConvSame(4, 4, 3, stride=2, bias=False),
+    "overlapping average": nn.AvgPool2d(3, 2, padding=1),
+    "whole image": nn.AvgPool2d((7, 6), stride=1),
+    "stride one": nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+    "adaptive": nn.AdaptiveAvgPool2d((3, 5)),
+    "upsample": nn.Upsample(scale_factor=2),
+    "bilinear": nn.Upsample(size=(11, 9), mode="bilinear", align_corners=True),
+    "reflection": nn.ReflectionPad2d((1, 2, 3, 0)),
+    "mean": Own(lambda self, x: x.mean([2, 3])),
+    "sum": Own(lambda self, x: x.sum(1, keepdim=True)),
+    "gain": Own(lambda self, x: x * self.gamma),
+    "deviation": Own(lambda self, x: x / self.std),
+    "channels": Own(lambda self, x: F.pad(x, (0, 0, 0, 0, 0, 3))),
+    "cat": Own(lambda self, x: torch.cat((x, x[:, :1], -x), dim=1)),
+    "pieces": Own(cut, nn.Conv2d(1, 3, 1, bias=False)),
+    "stack": Own(lambda self, x: torch.stack([x, x.flip(-1)], 1).mean(1)),
+    "difference": Own(lambda self, x: x - 2 * self.parts[0](x), nn.Conv2d(4, 4, 1, bias=False)),
+    "expand": Own(lambda self, x: x.mean((2, 3), keepdim=True).expand(-1, -1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_parts_have_the_norm_1(name: str) -> None:
+    torch.manual_seed(0)
+    old = LINEAR[name].double()
+    new = convert(old, SHAPE).eval()
+    assert new(torch.rand(3, *SHAPE).double()).shape == old.eval()(torch.rand(3, *SHAPE).double()).shape
+    norm = torch.linalg.matrix_norm(dense_matrix(new, SHAPE, dtype=torch.float64), ord=2).item()
+    assert norm <= lipschitz_bound(new, SHAPE) * (1 + 1e-12) <= 1 + 1e-9
+    assert norm > 0.4, "what is made 1-Lipschitz should not vanish"
+
+
+OTHERS: dict[str, nn.Module] = {
+    "silu": nn.Sequential(nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.Mish()),
+    "by hand": Own(lambda self, x: x * F.relu6(x + 3) / 6),
+    "gate": SqueezeAndExcite(),
+    "norms": nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), nn.LayerNorm([4, 7, 6]), nn.BatchNorm2d(4)),
+    "norm and activation": NormAct(4),
+    "maximum": nn.MaxPool2d(3, 2, 1),
+    "overlapping maximum": nn.MaxPool2d(3, 1, 1),
+    "adaptive maximum": nn.AdaptiveMaxPool2d((3, 4)),
+    "subsampling": nn.MaxPool2d(1, 2),
+    "maxout": Own(lambda self, x: torch.max(x[:, :2], x[:, 2:])),
+    "maximum of branches": Own(lambda self, x: torch.maximum(x, self.parts[0](x)), nn.Conv2d(4, 4, 1)),
+    "constant": Own(lambda self, x: x - torch.tensor(0.5) + self.gamma),
+    "training branch": Own(lambda self, x: 5 * x if self.training else F.dropout(x, 0.5, self.training)),
+    "softmax": Own(lambda self, x: torch.softmax(x.flatten(1), 1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_parts_are_1_lipschitz(name: str) -> None:
+    torch.manual_seed(0)
+    old = OTHERS[name].train()
+    before = set(vars(old)), list(old.state_dict()), [m.training for m in old.modules()]
+    new = convert(old, SHAPE)
+    assert (set(vars(old)), list(old.state_dict()), [m.training for m in old.modules()]) == before
+    x = torch.rand(3, *SHAPE)
+    y = new(x)
+    assert y.shape == old.eval()(x.clone()).shape
+    (y * torch.randn_like(y)).sum().backward() if list(new.parameters()) else None
+    assert all(p.grad is not None for p in new.parameters())
+    bound = lipschitz_bound(new.eval(), SHAPE)
+    assert bound <= 1 + 1e-6
+    assert 0 < empirical_lipschitz(new, x, 0.5).max() <= bound * (1 + 1e-5)
+
+
+def test_every_rule_has_a_proof() -> None:
+    rules = conversion_rules()
+    assert len(rules) > 100
+    assert all(rule.proof.endswith(".") for rule in rules.values())
+
+
+def test_what_takes_the_place_of_scales_and_norms() -> None:
+    new = convert(Own(lambda self, x: self.parts[0](x) * self.gamma + x, nn.BatchNorm2d(4)), SHAPE)
+    assert {Shift, Gain, ConvexSum} <= {type(m) for m in new.modules()}
+    (cat,) = (m for m in convert(Own(lambda self, x: torch.cat((x, x), 1)), SHAPE).modules() if isinstance(m, UnitCat))
+    assert cat.dim == 1
+
+
+def test_wrapped_models_are_converted() -> None:
+    for wrapped in (AveragedModel(OTHERS["gate"]), nn.DataParallel(OTHERS["gate"])):
+        assert lipschitz_bound(convert(wrapped, SHAPE).eval(), SHAPE) <= 1 + 1e-6
+
+
+def test_training_or_eval_mode_makes_no_difference() -> None:
+    for old in (OTHERS["training branch"], NormAct(4)):
+        one, two = (convert(old.train(mode), SHAPE) for mode in (True, False))
+        assert one.code == two.code
+        assert (one.training, two.training) == (True, False)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, i: int, m: int, stride: int) -> None:
+        super().__init__()
+        o = 4 * m
+        self.branch = nn.Sequential(
+            nn.Conv2d(i, m, 1), nn.BatchNorm2d(m), nn.ReLU(),
+            nn.Conv2d(m, m, 3, stride, 1), nn.BatchNorm2d(m), nn.ReLU(), nn.Conv2d(m, o, 1), nn.BatchNorm2d(o),
+        )  # fmt: skip
+        self.skip = nn.Identity() if i == o and stride == 1 else nn.Conv2d(i, o, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.branch(x) + self.skip(x))
+
+
+def test_a_deep_network_keeps_the_signal() -> None:
+    """16 blocks as those of resnet50; by sums of equal weights the change of the input arrives 1e-6 as large."""
+    torch.manual_seed(0)
+    blocks, i = [nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU()], 8
+    for stage, n in enumerate((3, 4, 6, 3)):
+        for k in range(n):
+            blocks.append(Bottleneck(i, 4 * 2**stage, 2 if k == 0 and stage else 1))
+            i = 16 * 2**stage
+    new = convert(nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 10)), (3, 16, 16)).eval()
+    x, d = torch.rand(4, 3, 16, 16), 1e-2 * torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        ratio = ((new(x + d) - new(x)).norm(dim=1) / d.flatten(1).norm(dim=1)).mean().item()
+        assert 0.01 < ratio < 1
+        for m in new.modules():
+            if isinstance(m, ConvexSum):
+                m.alpha.zero_()
+        lost = ((new(x + d) - new(x)).norm(dim=1) / d.flatten(1).norm(dim=1)).mean().item()
+    assert lost < ratio / 10 < math.inf
+
+
+def nearest(W: Tensor) -> Tensor:
+    U, _, Vh = torch.linalg.svd(W, full_matrices=False)
+    return U @ Vh
+
+
+def test_weights_are_projected_on_the_orthogonal_ones() -> None:
+    torch.manual_seed(0)
+    old = nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular").double()
+    new = convert(old, (3, 5, 6), keep_weights=True).eval()
+    W = dense_matrix(old, (3, 5, 6), dtype=torch.float64)
+    torch.testing.assert_close(dense_matrix(new, (3, 5, 6), dtype=torch.float64), nearest(W), rtol=0, atol=1e-9)
+    zero = torch.zeros(1, 3, 5, 6).double()
+    torch.testing.assert_close(new(zero), old(zero))
+    linear = nn.Linear(7, 3).double()
+    matrix = dense_matrix(convert(linear, (7,), keep_weights=True).eval(), (7,), dtype=torch.float64)
+    torch.testing.assert_close(matrix, nearest(linear.weight.detach()), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("k", "p"), [(1, 0), (2, 0), (4, 1)])
+def test_strided_weights_that_fit_blocks_of_pixels_are_projected(k: int, p: int) -> None:
+    """A kernel of 1 fills a quarter of a block, and one of 4 with padding 1 a part of two blocks; the rest is noise."""
+    torch.manual_seed(0)
+    old = nn.Conv2d(2, 9, k, stride=2, padding=p, bias=False).double()
+    new = convert(old, (2, 6, 8), keep_weights=True).eval()
+    A, W = (dense_matrix(m, (2, 6, 8), dtype=torch.float64) for m in (new, old))
+    norms = torch.linalg.svdvals(A)
+    assert norms.max() <= 1 + 1e-9
+    cosine = (A * W).sum() / (A.norm() * W.norm())
+    assert cosine > {1: 0.4, 2: 0.8, 4: 0.6}[k]
+    if k == 2:  # the blocks themselves
+        torch.testing.assert_close(A, nearest(W), rtol=0, atol=1e-9)
+    new.train()(torch.rand(2, 2, 6, 8).double()).pow(3).sum().backward()
+    assert all(p.grad.isfinite().all() for p in new.parameters())
+
+
+def test_weights_are_kept_by_methods_that_project_alone() -> None:
+    with pytest.raises(ValueError, match=r'keep_weights=True needs conv="lot" .* got \'cayley\' and None'):
+        convert(nn.Linear(3, 3), (3,), conv="cayley", keep_weights=True)
