@@ -1,14 +1,17 @@
-"""Checks that a layer is what it says, by its action alone: nothing here looks inside the layer."""
+"""Checks of any layer by its action alone: its dense matrix, its norms, and what it promises."""
 
 __all__ = [
     "assert_nonexpansive",
     "assert_orthogonal",
+    "check_layer",
     "dense_matrix",
     "norm_ratios",
     "orthogonality_error",
 ]
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +112,56 @@ def norm_ratios(layer: Layer, x: Tensor) -> Tensor:
     y = layer(x) - layer(torch.zeros_like(x[:1]))
     after, before = (torch.linalg.vector_norm(t.flatten(1).double(), dim=1) for t in (y, x))
     return torch.div(after, before)
+
+
+def check_layer(layer: nn.Module, input_shape: Sequence[int], *, atol: float | None = None) -> None:
+    """Raise an AssertionError unless a layer keeps its promises: the contract of `orthoconv.nn.Layer`.
+
+    The dense matrix of an affine layer, or random pairs of inputs of another one, are compared with what the layer
+    says: its promise, its Lipschitz bound, its singular values, its float64 copy and its exported form.
+
+    Arguments:
+        layer: Layer that answers the questions of `orthoconv.nn.Layer`; float64 makes the test sharp.
+        input_shape: Shape of one input, without the batch; a small one, since the matrix is formed.
+        atol: Difference that is allowed; by default 100 n eps for n inputs.
+
+    >>> from orthoconv.nn import CayleyConv2d
+    >>> check_layer(CayleyConv2d(2, 3, 3, dtype=torch.float64), (2, 4, 4))
+    """
+    own: Any = copy.deepcopy(layer).eval()
+    dtype, device = _kind(own, None)
+    shape, n = tuple(input_shape), torch.Size(input_shape).numel()
+    atol = 100 * n * torch.finfo(dtype).eps if atol is None else atol
+    x = torch.randn(8, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    with torch.no_grad():
+        y, zero = own(x), own(torch.zeros_like(x))
+        affine = bool(((y + own(-x) - 2 * zero).abs() <= atol * (1 + y.abs().max())).all())
+        values = torch.linalg.svdvals(dense_matrix(own, shape)) if affine else _ratios(own, x)
+        for name, other in (("in_double()", own.in_double()), ("exported()", own.exported(shape))):
+            seen = other(x.double()) if name == "in_double()" else other(x)
+            _require((seen - y).abs().max(), atol * float(1 + y.abs().max()), f"{name} computes something else")
+    _require(float(values.max()) - own.lipschitz(shape), atol, f"the bound {own.lipschitz(shape):.9g} is too small")
+    if own.promise is not None:
+        _require(float(values.max()) - 1, atol, f"the layer promises to be {own.promise}, and expands")
+    if own.promise == "orthogonal" and affine:
+        _require((values - 1).abs().max(), atol, "the layer promises to be orthogonal, and is not")
+    said = own.singular_values_for(shape) if affine and hasattr(own, "singular_values_for") else None
+    if said is not None:
+        first, second = (v.double().cpu().flatten().sort(descending=True).values for v in (said, values))
+        n = min(len(first), len(second))
+        _require((first[:n] - second[:n]).abs().max(), atol, "singular_values_for says something else")
+
+
+def _ratios(layer: Layer, x: Tensor) -> Tensor:
+    """Ratios of distances after and before, for pairs of inputs."""
+    y = layer(x)
+    after, before = (torch.linalg.vector_norm((t - t.roll(1, 0)).flatten(1), dim=1) for t in (y, x))
+    return after / before
+
+
+def _require(excess: Tensor | float, atol: float, fault: str) -> None:
+    if not float(excess) <= atol:
+        raise AssertionError(f"{fault}: by {float(excess):.3g}, more than {atol:.3g}")
 
 
 def _singular_values(layer: Layer | Tensor, input_shape: Sequence[int] | None) -> Tensor:

@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from orthoconv.nn import CayleyConv2d
-from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix, norm_ratios, orthogonality_error
+from orthoconv.nn import CayleyConv2d, CayleyLinear, CPLConv2d, MaxMin, RKOConv2d
+from orthoconv.testing import (
+    assert_nonexpansive,
+    assert_orthogonal,
+    check_layer,
+    dense_matrix,
+    norm_ratios,
+    orthogonality_error,
+)
 
 SHAPE = (3, 5, 4)
 
@@ -94,3 +101,69 @@ def test_norm_ratios_ignore_the_bias() -> None:
 def test_a_layer_needs_an_input_shape() -> None:
     with pytest.raises(ValueError, match="input_shape is needed"):
         orthogonality_error(cayley())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        CayleyConv2d(3, 5, 3, dtype=torch.float64),
+        CayleyConv2d(3, 2, 3, dtype=torch.float64, padding_mode="zeros"),
+        RKOConv2d(3, 4, 3, dtype=torch.float64),
+        CPLConv2d(3, 3, 3, dtype=torch.float64),
+        MaxMin(dim=2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_keep_the_contract(layer: nn.Module) -> None:
+    check_layer(layer, (3, 4, 4))
+
+
+class TooSmallABound(CayleyLinear):
+    def lipschitz(self, shape: object) -> float:
+        return 0.999
+
+
+class Expanding(CayleyLinear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1.001 * super().forward(x)
+
+    def lipschitz(self, shape: object) -> float:
+        return 1.001
+
+    def in_double(self) -> nn.Module:
+        return self
+
+
+class Contracting(Expanding):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.999 * CayleyLinear.forward(self, x)
+
+
+class AnotherCopy(CayleyLinear):
+    def in_double(self) -> nn.Module:
+        return nn.Linear(6, 4, dtype=torch.float64)
+
+
+class OtherValues(CayleyLinear):
+    def singular_values_for(self, shape: object) -> torch.Tensor:
+        return torch.full((4,), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TooSmallABound, "the bound 0.999 is too small"),
+        (AnotherCopy, r"in_double\(\) computes something else"),
+        (OtherValues, "singular_values_for says something else"),
+    ],
+)
+def test_a_broken_contract_is_seen(kind: type[nn.Module], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_layer(kind(6, 4, dtype=torch.float64), (6,))
+
+
+@pytest.mark.parametrize(("kind", "message"), [(Expanding, "and expands"), (Contracting, "orthogonal, and is not")])
+def test_a_broken_promise_is_seen(kind: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "exported", lambda self, shape: self)
+    with pytest.raises(AssertionError, match=message):
+        check_layer(kind(6, 4, dtype=torch.float64), (6,))

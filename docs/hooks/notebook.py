@@ -28,7 +28,7 @@ def to_markdown(path: Path) -> tuple[str, dict[str, bytes]]:
                 pictures[name] = base64.b64decode(data["image/png"])
                 parts.append(f"![What the cell above draws]({name})")
             elif "text/html" in data:
-                parts.append("".join(data["text/html"]))
+                parts.append(f"<div>{''.join(data['text/html'])}</div>")
             else:
                 text = "".join(data.get("text/plain", output.get("text", "")))
                 parts.append(f"```text\n{text.rstrip()}\n```")

@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 ABOVE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/README.md")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-_LINK = re.compile(r"(?<!\!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.M | re.S)
 
 
@@ -80,22 +80,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links lead to pages of the site; a link to a file that the site does not have becomes plain text."""
     here = posixpath.dirname(page.file.src_uri)
-    at_top = page.file.src_uri in ABOVE or page.file.src_uri.startswith("results/")
+    at_top = page.file.src_uri in (*ABOVE, "index.md") or page.file.src_uri.startswith("results/")
 
     def link(match: re.Match[str]) -> str:
-        text, target = match.groups()
+        mark, text, target = match.groups()
         if re.match(r"\w+:|#", target):
             return match[0]
         path, _, anchor = target.partition("#")
         place = posixpath.normpath(posixpath.join(here, path))
         if at_top:
             place = place.removeprefix("docs/")
-        place = place.removeprefix("../")
+        place = "index.md" if place.removeprefix("../") == "README.md" else place.removeprefix("../")
         place = re.sub(r"\.ipynb$|(?<=^examples/)(\w+)\.py$", lambda m: f"{m[1] or ''}.md", place)
-        if files.get_file_from_path(place) is None:
+        file = files.get_file_from_path(place)
+        if file is None or file.inclusion.is_excluded():
             return text
         relative = posixpath.relpath(place, here or ".")
-        return f"[{text}]({relative}{'#' + anchor if anchor else ''})"
+        return f"{mark}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
     parts = _CODE.split(markdown)
     if at_top and here:

@@ -52,7 +52,8 @@ def curve(radius: Tensor) -> str:
     return (
         f'<svg width="{_WIDTH + 60}" height="{_HEIGHT + 24}" viewBox="-30 -6 {_WIDTH + 60} {_HEIGHT + 24}" '
         'fill="none" stroke="currentColor" font-size="10"><title>certified accuracy by radius</title>'
-        f'<path d="{axes}" stroke-opacity="0.4"/><polyline points="{points}" stroke="#1f5fbf" stroke-width="2"/>'
+        f'<path d="{axes}" stroke-opacity="0.4"></path>'
+        f'<polyline points="{points}" stroke="#1f5fbf" stroke-width="2"></polyline>'
         f'<g fill="currentColor" stroke="none"><text x="-28" y="6">100%</text><text x="-10" y="{_HEIGHT + 13}">0</text>'
         f'<text x="{_WIDTH - 10}" y="{_HEIGHT + 13}">{most:.2f}</text></g></svg>'
     )

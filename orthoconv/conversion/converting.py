@@ -23,7 +23,13 @@ from orthoconv.nn.methods import conv_method, linear_method
 
 
 class ConversionError(ValueError):
-    """A network that cannot be made 1-Lipschitz by the rules; the message lists every reason."""
+    """A network that cannot be made 1-Lipschitz by the rules; the message lists every reason.
+
+    >>> convert(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Softmax2d()), (3, 8, 8))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    orthoconv.conversion.converting.ConversionError: ...
+    """
 
 
 def convert(
