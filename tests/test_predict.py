@@ -122,12 +122,18 @@ def test_a_photograph_is_turned_upright() -> None:
 
 
 def test_scaling() -> None:
+    """Until the image covers the size; then the longer side loses as much at each end."""
     array = picture(20, 13, 3)
     x = as_images(array, (3, 8, 8), resize=True)
-    by_pillow = as_images(Image.fromarray(array).resize((8, 8), Image.Resampling.BILINEAR))
+    whole = Image.fromarray(array).resize((8, 12), Image.Resampling.BILINEAR)
     assert x.shape == (1, 3, 8, 8)
-    assert (x - by_pillow).abs().max() < 1.5 / 255, "Pillow rounds to bytes, twice"
-    assert (as_images(array, resize=(4, 5)) - x.new_zeros(1, 3, 4, 5)).max() > 0.1
+    assert (x - as_images(whole)[:, :, 2:10]).abs().max() < 2.01 / 255, "Pillow rounds to bytes, twice"
+    assert torch.equal((255 * x).round() / 255, x), "bytes stay bytes"
+    smooth = as_images(array / 256, (3, 8, 8), resize=True)
+    assert not torch.equal((255 * smooth).round() / 255, smooth)
+    across = as_images(array.transpose(1, 0, 2), (3, 8, 8), resize=True)
+    assert torch.equal(across.mT, x)
+    assert as_images(array, resize=(4, 5)).shape == (1, 3, 4, 5)
     same = as_images(picture(8, 8), (1, 8, 8), resize=True)
     assert torch.equal(same, as_images(picture(8, 8))), "an image that fits is left alone"
     assert torch.allclose(as_images(torch.full((1, 3, 30), 0.3), (1, 8, 8), resize=True), torch.tensor(0.3))

@@ -35,7 +35,8 @@ def as_images(
     Arguments:
         pictures: A tensor, a NumPy array, a PIL image, the path of an image file, the bytes of one, or a list of these.
         shape: Channels, height and width that the network takes, if they are known.
-        resize: Whether to scale images of another size to that of `shape`, both sides by themselves; or the size.
+        resize: Whether to scale images of another size to that of `shape`: until they cover it, then the longer side is
+            cut off evenly at both ends; or the size.
 
     Raises:
         TypeError: If a picture is none of these, or has numbers of another kind.
@@ -195,4 +196,16 @@ def _fit(x: Tensor, size: tuple[int, ...] | None, resize: bool) -> Tensor:
             f"the network takes images of {size[0]} x {size[1]} pixels (height x width), got "
             f"{x.shape[2]} x {x.shape[3]}; resize=True scales them"
         )
-    return F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True).clamp(0, 1)
+    return _scaled(x, size)
+
+
+def _scaled(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Scale images until they cover a size, and cut off evenly at both ends of the longer side; bytes stay bytes."""
+    h, w = x.shape[2:]
+    factor = max(size[0] / h, size[1] / w)
+    large = max(size[0], round(h * factor)), max(size[1], round(w * factor))
+    top, left = (large[0] - size[0]) // 2, (large[1] - size[1]) // 2
+    y = F.interpolate(x, large, mode="bilinear", align_corners=False, antialias=True).clamp(0, 1)
+    y = y[:, :, top : top + size[0], left : left + size[1]].contiguous()
+    are_bytes = bool(((255 * x).round() / 255 - x).abs().max() < _ROUNDING)
+    return (255 * y).round() / 255 if are_bytes else y

@@ -36,8 +36,9 @@ def certify(
 ) -> None:
     """Say the class of each image, and the radius within which no image has another class.
 
-    Example: orthoconv certify runs/digits a.png folder --resize. Exits with status 1 if an image cannot be read; the
-    others are certified all the same.
+    Exits with status 1 if an image cannot be read; the others are certified all the same.
+
+    Example: orthoconv certify runs/digits a.png folder --resize
 
     Args:
         model: Folder of a run, a .safetensors file, or the name of a network that comes with the package.

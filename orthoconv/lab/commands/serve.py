@@ -13,6 +13,8 @@ from orthoconv.lab.serving.service import Service
 def serve(model: str, port: int = 8000, device: str = "auto") -> None:
     """Serve a page on this machine: drop or draw an image, see its class and its radius, and attack it.
 
+    Example: orthoconv serve runs/digits
+
     Args:
         model: Folder of a run, a .safetensors file, or the name of a network that comes with the package.
         port: Port of the page; 0 for any that is free. It can be reached from this machine alone.
