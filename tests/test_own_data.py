@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from orthoconv.data import DataError, Split, as_split, batches, load, locate, npz
 from orthoconv.data.arrangement import balanced_order, divided
 from orthoconv.data.resizing import resized
+from orthoconv.lab.cli import main
 
 image = pytest.importorskip("PIL.Image")
 GREYS = {"cat": 10, "dog": 110, "owl": 210}  # one shade for each class
@@ -417,6 +419,27 @@ def test_a_path_says_what_it_is(classes, tmp_path_factory) -> None:
         assert len(load(str(path))[0].labels) in (16, 24)
     for name in ("", "nowhere", "digits", "x" * 5000, "a\0b"):
         assert locate(name) == (name, None)
+
+
+def test_the_page_about_own_images(tmp_path, monkeypatch, capsys) -> None:
+    """Its Python code, shortened; and each option that it names is one of the command line."""
+    for name, grey in GREYS.items():
+        for k in range(10):
+            write(tmp_path / "pictures" / name / f"{k}.png", grey + k)
+    page = (Path(__file__).parents[1] / "docs" / "own_data.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.M | re.S)
+    short = code.replace("epochs=30, batch_size=64", "epochs=1, batch_size=8").replace("width=0.5", "width=0.125")
+    assert short.count("=8") == 1
+    monkeypatch.chdir(tmp_path)
+    exec(compile(short, "own_data.md", "exec"), {})
+    assert re.match(r"1 0\.\d+\n", capsys.readouterr().out)
+    helps = []
+    for command in ("train", "evaluate"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        helps.append(capsys.readouterr().out)
+    for option in re.findall(r"--[a-z_.]+", page):
+        assert any(f"{option} " in text for text in helps), option
 
 
 # Arrays in Python
