@@ -5,6 +5,7 @@ __all__ = ["Walk", "growth", "lipschitz_bound", "rounding_bound"]
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -86,7 +87,7 @@ class Walk:
         if dtype not in UNIT:
             raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
         self._unit = UNIT[dtype]
-        self._leaves: dict[tuple[nn.Module, torch.Size, bool], Growth] = {}
+        self._figures: dict[tuple[nn.Module, torch.Size, bool], _Figures] = {}
 
     def growth(self, model: nn.Module, input_shape: Sequence[int]) -> Growth:
         """Return the Lipschitz bound of a model, or of a part of it, and how its rounding errors grow."""
@@ -109,23 +110,36 @@ class Walk:
             return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
         if isinstance(module, fx.GraphModule):
             return follow(module, x, child)
+        what = f"{path} ({type(module).__name__})"
+        return _finite(self._leaf(module, rule, x, path), what)
+
+    def _leaf(self, module: nn.Module, rule: Rule, x: Tensor, path: str) -> Growth:
+        """Growth of a module without parts; its value depends on what comes before it, its figures do not."""
         key = (module, x.shape[1:], module.training)
-        if key not in self._leaves:
-            self._leaves[key] = _leaf(module, rule, x, path, self._unit)
-        return self._leaves[key]
+        if key not in self._figures:  # first: a rule may refuse a module that a forward pass in training changes
+            self._figures[key] = _figures(module, rule, x.shape[1:])
+        lipschitz, units, constants = self._figures[key]
+        y = require_apart(module, x, path)
+        offset = frobenius_norm(y)
+        if units is None:
+            return replace(leaf(self._unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
+        return leaf(self._unit, lipschitz, units, offset, constants, x.numel() * y.numel())
 
 
-def _leaf(module: nn.Module, rule: Rule, x: Tensor, path: str, unit: float) -> Growth:
-    shape = x.shape[1:]
-    lipschitz = rule.lipschitz(module, shape)  # first: it may refuse a module that a forward pass in training changes
-    y = require_apart(module, x, path)
-    offset = frobenius_norm(y)
+class _Figures(NamedTuple):
+    """What the rule of a module says of it, for inputs of one shape."""
+
+    lipschitz: float
+    units: float | None
+    constants: float | None
+
+
+def _figures(module: nn.Module, rule: Rule, shape: Sequence[int]) -> _Figures:
+    lipschitz = rule.lipschitz(module, shape)
     if rule.rounding is None:
-        grown = replace(leaf(unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
-    else:
-        constants = None if rule.constants is None else rule.constants(module, shape)
-        grown = leaf(unit, lipschitz, rule.rounding(module, shape), offset, constants, x.numel() * y.numel())
-    return _finite(grown, f"{path} ({type(module).__name__})")
+        return _Figures(lipschitz, None, None)
+    constants = None if rule.constants is None else rule.constants(module, shape)
+    return _Figures(lipschitz, rule.rounding(module, shape), constants)
 
 
 def _finite(grown: Growth, what: str) -> Growth:
