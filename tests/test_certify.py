@@ -170,8 +170,8 @@ def test_logits_that_overflow_have_radius_0() -> None:
 def test_certify_and_verify_look_at_each_layer_once(monkeypatch) -> None:
     """The walk through the body of a head, and that of each layer, know what the walk through the model has found."""
     seen: list[nn.Module] = []
-    original = bounds._leaf
-    monkeypatch.setattr(bounds, "_leaf", lambda module, *rest: (seen.append(module), original(module, *rest))[1])
+    original = bounds._figures
+    monkeypatch.setattr(bounds, "_figures", lambda module, *rest: (seen.append(module), original(module, *rest))[1])
     layers = [nn.Flatten(), CayleyLinear(16, 16), MaxMin(), CayleyLinear(16, 3)]
     model, x = nn.Sequential(nn.Sequential(*layers[:3]), layers[3]).eval(), torch.rand(4, 1, 4, 4)
     assert certify(model, [(x, model(x).argmax(1))]).head == "pairwise"
@@ -179,3 +179,16 @@ def test_certify_and_verify_look_at_each_layer_once(monkeypatch) -> None:
     seen.clear()
     assert verify(model, x, 1.0).faults == []
     assert seen == layers
+
+
+def test_a_layer_that_stands_in_two_places_has_a_value_for_each() -> None:
+    """The constants cancel at the second place, and not at the third."""
+    layer = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        layer.bias.fill_(-1e6)
+    shift = nn.Linear(1, 1).double()
+    shift.load_state_dict({"weight": torch.ones(1, 1), "bias": torch.tensor([1e6])})
+    model, exact = nn.Sequential(shift, layer, layer, layer), torch.tensor([[-2e6]]).double()
+    assert bounds.growth(model, (1,), torch.float64).offset >= abs(model(torch.zeros(1, 1).double())).item()
+    torch.testing.assert_close(model(torch.zeros(1, 1).double()), exact)

@@ -5,6 +5,7 @@ __all__ = ["Walk", "growth", "lipschitz_bound", "rounding_bound"]
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -103,7 +104,7 @@ class Walk:
         if dtype not in UNIT:
             raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
         self._unit = UNIT[dtype]
-        self._known: dict[tuple[nn.Module, torch.Size, bool], tuple[float, float | None, float | None]] = {}
+        self._figures: dict[tuple[nn.Module, torch.Size, bool], _Figures] = {}
 
     def growth(self, model: nn.Module, input_shape: Sequence[int]) -> Growth:
         """Return the Lipschitz bound of a model, or of a part of it, and how its rounding errors grow."""
@@ -126,25 +127,36 @@ class Walk:
             return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
         if isinstance(module, fx.GraphModule):
             return follow(module, x, child)
-        return self._leaf(module, rule, x, path)
+        what = f"{path} ({type(module).__name__})"
+        return _finite(self._leaf(module, rule, x, path), what)
 
     def _leaf(self, module: nn.Module, rule: Rule, x: Tensor, path: str) -> Growth:
-        """Growth of one layer. Its constants are remembered, but not its value: a layer may stand in two places."""
-        shape, key = x.shape[1:], (module, x.shape[1:], module.training)
-        if key not in self._known:  # first: a rule may refuse a module that a forward pass in training changes
-            lipschitz = rule.lipschitz(module, shape)
-            units = None if rule.rounding is None else rule.rounding(module, shape)
-            constants = None if units is None or rule.constants is None else rule.constants(module, shape)
-            self._known[key] = (lipschitz, units, constants)
-        lipschitz, units, constants = self._known[key]
+        """Growth of a module without parts; its value depends on what comes before it, its figures do not."""
+        key = (module, x.shape[1:], module.training)
+        if key not in self._figures:  # first: a rule may refuse a module that a forward pass in training changes
+            self._figures[key] = _figures(module, rule, x.shape[1:])
+        lipschitz, units, constants = self._figures[key]
         y = require_apart(module, x, path)
         offset = frobenius_norm(y)
         if units is None:
-            unknown = f"{type(module).__name__}, at {path}"
-            grown = replace(leaf(self._unit, lipschitz, 0.0, offset), unknown=unknown)
-        else:
-            grown = leaf(self._unit, lipschitz, units, offset, constants, x.numel() * y.numel())
-        return _finite(grown, f"{path} ({type(module).__name__})")
+            return replace(leaf(self._unit, lipschitz, 0.0, offset), unknown=f"{type(module).__name__}, at {path}")
+        return leaf(self._unit, lipschitz, units, offset, constants, x.numel() * y.numel())
+
+
+class _Figures(NamedTuple):
+    """What the rule of a module says of it, for inputs of one shape."""
+
+    lipschitz: float
+    units: float | None
+    constants: float | None
+
+
+def _figures(module: nn.Module, rule: Rule, shape: Sequence[int]) -> _Figures:
+    lipschitz = rule.lipschitz(module, shape)
+    if rule.rounding is None:
+        return _Figures(lipschitz, None, None)
+    constants = None if rule.constants is None else rule.constants(module, shape)
+    return _Figures(lipschitz, rule.rounding(module, shape), constants)
 
 
 def _own(module: nn.Module, x: Tensor, path: str, child: Child[Growth]) -> Growth:
