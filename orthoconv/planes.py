@@ -266,8 +266,10 @@ def chunks(n: int, each: int, least: int = 1, *, device: torch.device = torch.de
 
 
 @tensor_cache
-def plane(size: Pair, dtype: torch.dtype, device: torch.device) -> Plane:
-    """The plane of images of that size and real dtype."""
+def plane(size: Pair | tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Plane:
+    """The plane of images, or of volumes, of that size and real dtype."""
+    if len(size) == 3:
+        return VolumePlane(size)
     return MatrixPlane(size, dtype, device) if size[0] * size[1] <= budget.DENSE_PIXELS else FastPlane(size)
 
 

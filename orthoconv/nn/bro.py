@@ -81,7 +81,7 @@ class BROConv2d(UnscaledConv2d):
         return ["lifted", "matrices"] if lifts else ["matrices", "lifted"]
 
     def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        size, (o, i) = (x.shape[-2], x.shape[-1]), self._channels[::-1] if adjoint else self._channels
+        size, (o, i) = self.geometry.size_of(x.shape), self._channels[::-1] if adjoint else self._channels
         if way == "lifted":
             V = self.spectral_weight(self.weight, size)
             if gram_factor(V) is not None:

@@ -116,8 +116,8 @@ class CayleyConv2d(SpectralConv2d):
         return lift(y, x, kernel[n:], bias, self.dilation)
 
     def _can_lift(self, size: Pair) -> bool:
-        o, i, kh, kw = self.kernel_shape
-        return self.groups == 1 and i < o and can_lift((kh, kw), self.dilation, size)
+        o, i, *k = self.kernel_shape
+        return len(k) == 2 and self.groups == 1 and i < o and can_lift((k[0], k[1]), self.dilation, size)
 
     def _should_lift(self, size: Pair) -> bool:
         """Whether `_lift` is faster, and as accurate: its rounding error grows with the kernel."""
@@ -132,7 +132,7 @@ class CayleyConv2d(SpectralConv2d):
 
     def _signed(self, x: Tensor) -> Tensor:
         """Multiply the channels of images by the signs."""
-        return x if self.signs is None else x * self.signs[:, None, None]
+        return x if self.signs is None else x * self.geometry.as_image(self.signs)
 
 
 class CayleyConvTranspose2d(TransposedConv2d, CayleyConv2d):

@@ -61,17 +61,19 @@ def cayley_conv2d(
 ) -> Tensor:
     """Convolution of (b, i, h, w) by the Cayley transform of the kernel W (o, i / groups, kh, kw); or its adjoint.
 
+    Volumes (b, i, d, h, w) are convolved by a kernel (o, i / groups, kd, kh, kw) likewise.
+
     >>> x = torch.randn(2, 3, 8, 6)
     >>> y = cayley_conv2d(x, torch.randn(5, 3, 3, 3))
     >>> round((y.norm() / x.norm()).item(), 4)
     1.0
     """
-    return _convolve(x, bias, _taps(W, (x.shape[-2], x.shape[-1]), dilation, groups), adjoint)
+    return _convolve(x, bias, _taps(W, _size(x), dilation, groups), adjoint)
 
 
 def cayley_head(x: Tensor, W: Tensor, dilation: Pair = (1, 1)) -> Tensor:
     """The first outputs of `cayley_conv2d`, as many as there are inputs: (R - I) x, where W has more rows."""
-    taps = _taps(W, (x.shape[-2], x.shape[-1]), dilation, 1)
+    taps = _taps(W, _size(x), dilation, 1)
     return _convolve(x, None, taps._replace(v=None), adjoint=False)
 
 
@@ -189,26 +191,32 @@ def _accumulate(total: Tensor, phases: Tensor, D: Tensor, sign: int) -> None:
     total.view(len(total), -1).addmm_(phases, D.reshape(phases.shape[1], -1), alpha=sign)
 
 
+def _size(x: Tensor) -> Any:
+    """Height and width of images, or depth, height and width of volumes."""
+    return tuple(x.shape[2:])
+
+
 def _taps(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
+    k: Any = tuple(W.shape[2:])
     W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
-    _, o, i, kh, kw = W.shape
+    o, i = W.shape[1:3]
     n, wide = min(o, i), i > o
     U, V = W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]
     kernels = (U, -U.transpose(1, 2)) if o == i else (U, -U.transpose(1, 2), _correlation(V, wide=wide))
     m = torch.cat([K.flatten(3).permute(3, 0, 1, 2) for K in kernels]) / 2
     v = None if o == i else -V.flatten(3).permute(3, 0, 1, 2)
-    phases = _phases(size, (kh, kw), dilation, o == i, W.dtype, W.device)
+    phases = _phases(size, k, dilation, o == i, W.dtype, W.device)
     return Taps(plane(size, W.dtype, W.device), phases, wide, m, v)
 
 
 def _correlation(V: Tensor, *, wide: bool) -> Tensor:
     """Kernel (g, n, n, 2 kh - 1, 2 kw - 1) of V* V, or of V V* if V is wide, for V (g, o, i, kh, kw)."""
     V = V if wide else V.transpose(1, 2)
-    pad = (V.shape[3] - 1, V.shape[4] - 1)
+    pad, conv = [n - 1 for n in V.shape[3:]], F.conv2d if V.ndim == 5 else F.conv3d
     if budget.has_cache(V.device) or len(V) == 1:
-        S = torch.stack([F.conv2d(K, K, padding=pad) for K in V])
+        S = torch.stack([conv(K, K, padding=pad) for K in V])
     else:  # one kernel for all groups
-        S = F.conv2d(V.transpose(0, 1).flatten(1, 2), V.flatten(0, 1), padding=pad, groups=len(V))
+        S = conv(V.transpose(0, 1).flatten(1, 2), V.flatten(0, 1), padding=pad, groups=len(V))
         S = S.unflatten(1, (len(V), -1)).transpose(0, 1)
     return S if wide else S.transpose(1, 2)
 

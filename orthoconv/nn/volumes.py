@@ -15,8 +15,7 @@ from orthoconv.nn.arguments import check_dtype, triple
 from orthoconv.nn.geometry import Geometry, check_same_padding
 from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.spectral import UnscaledConv2d, Way
-from orthoconv.planes import Plane, VolumePlane, convolve
-from orthoconv.tracing import tensor_cache
+from orthoconv.planes import convolve, plane
 
 Triple = tuple[int, int, int]
 _AXES = (-3, -2, -1)
@@ -95,8 +94,8 @@ class VolumeConv3d(UnscaledConv2d):
     """Convolution of volumes with the arguments of `nn.Conv3d`, by a spectral method; abstract.
 
     Put it before the class of the method: ``class MyConv3d(VolumeConv3d, MyConv2d)``. The method makes one matrix for
-    each frequency of the Fourier transform over three axes; the matrices are formed in training, too. Other ways of
-    the method, such as the fused one of `CayleyConv2d`, are those of images alone.
+    each frequency of the Fourier transform over three axes. What `CayleyConv2d` and `BROConv2d` do in space, to save
+    time ("lifted"), is for images alone.
 
     Arguments:
         in_channels: Channels of the input.
@@ -121,23 +120,14 @@ class VolumeConv3d(UnscaledConv2d):
     replaces = nn.Conv3d
     geometry_type: ClassVar[type[Geometry]] = VolumeGeometry
 
-    def plane_of(self, size: Any, like: Tensor) -> Plane:
-        return _plane(size)
-
-    def transform(self, kernel: Tensor, size: Any) -> Tensor:
-        return self.orthogonalize(self.spectral_weight(kernel, size))
-
     def possible_ways(self, size: Any, *, adjoint: bool) -> list[Way]:
-        return ["matrices"]
-
-    def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        return UnscaledConv2d.convolve_by(self, way, x, bias, adjoint=adjoint)
+        return [way for way in super().possible_ways(size, adjoint=adjoint) if way != "lifted"]
 
     def convolve_by_spectrum(self, x: Tensor, D: Tensor) -> Tensor:
         if not D.is_complex() or len(x) == 0:
             y: Tensor = self.geometry.apply_pixels(x, D[:, 0].real.flatten(0, 1), None)
             return y
-        return convolve(_plane(self.geometry.size_of(x.shape)), x, D.transpose(0, 1))
+        return convolve(plane(self.geometry.size_of(x.shape), x.dtype, x.device), x, D.transpose(0, 1))
 
     def singular_values(self, size: int | Sequence[int]) -> Tensor:
         """All singular values (d, h, w, r) of the layer for input volumes of that size, by frequency.
@@ -188,11 +178,6 @@ class _PlainVolume(PlainSpectrum):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = super().forward(x.flatten(2, 3)).unflatten(2, self.rows)
         return y
-
-
-@tensor_cache
-def _plane(size: Triple) -> VolumePlane:
-    return VolumePlane(size)
 
 
 def _blocks_to_channels(x: Tensor, block: Sequence[int]) -> Tensor:
