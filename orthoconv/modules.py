@@ -1,6 +1,14 @@
 """Walks through the modules of a model: swap some, look at their inputs, switch their mode."""
 
-__all__ = ["compiled_from", "in_eval_mode", "leaf_inputs", "replace_modules", "uncompiled", "zeros_for"]
+__all__ = [
+    "compiled_from",
+    "in_eval_mode",
+    "leaf_inputs",
+    "reduced_products",
+    "replace_modules",
+    "uncompiled",
+    "zeros_for",
+]
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,3 +102,24 @@ def zeros_for(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
         raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
     return torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
+
+
+@contextmanager
+def reduced_products(model: nn.Module) -> Iterator[nn.Module]:
+    """Let linear layers of this library that are in training mode multiply in bfloat16 inside the context.
+
+    Their matrices are still computed in float32. Their outputs are bfloat16; a layer after them takes those only under
+    autocast. `train.fit` does both for `Recipe(precision="bf16")`. Layers in eval mode and in float64 stay as they are.
+    A layer takes part by an attribute `reduced` of its class, which is False outside.
+
+    >>> with reduced_products(nn.Identity()) as model:
+    ...     y = model(torch.ones(2))
+    """
+    layers = [m for m in model.modules() if getattr(m, "reduced", None) is False]
+    for layer in layers:
+        layer.reduced = True  # type: ignore[assignment]
+    try:
+        yield model
+    finally:
+        for layer in layers:
+            del layer.reduced

@@ -224,9 +224,9 @@ def gram_factor(V: Tensor) -> Tensor | None:
         return None
     I = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # noqa: E741
     inverses = torch.linalg.solve_triangular(L, I.expand_as(L), upper=False)
-    if _quick_bound(L).max() * _quick_bound(inverses).max() <= _MOST_CONDITION:
-        return L
-    condition = norm_bound(L, 1).max() * norm_bound(inverses, 1).max()
+    condition = _quick_bound(L).max() * _quick_bound(inverses).max()
+    if condition > _MOST_CONDITION:
+        condition = norm_bound(L, 1).max() * norm_bound(inverses, 1).max()
     return L if condition <= _MOST_CONDITION else None
 
 

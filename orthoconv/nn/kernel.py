@@ -163,8 +163,8 @@ def add_channels(y: Tensor, x: Tensor, groups: int = 1) -> Tensor:
     tensor([1., 1., 0.])
     """
     if is_eager(y, x) and torch.is_grad_enabled():
-        sum_: Tensor = _AddChannels.apply(y, x, groups)
-        return sum_
+        total: Tensor = _AddChannels.apply(y, x, groups)  # type: ignore[no-untyped-call]
+        return total
     if is_eager(y, x):
         return _add_channels(y, x, groups)
     x = x.unflatten(1, (groups, -1))

@@ -1,10 +1,9 @@
 """The base of every linear layer whose matrix is computed from parameters."""
 
-__all__ = ["BaseLinear", "reduced_products"]
+__all__ = ["BaseLinear"]
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -48,7 +47,7 @@ class BaseLinear(Reparametrized):
     depends_on_size: ClassVar[bool] = False
     weight: nn.Parameter
     bias: nn.Parameter | None
-    _reduced: bool = False  # see `reduced_products`
+    reduced: bool = False  # whether it multiplies in bfloat16 in training mode, see `modules.reduced_products`
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class BaseLinear(Reparametrized):
             raise ValueError(f"{name} takes inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
         x = check_dtype(name, x, self.weight.dtype)
         with full_precision(x):
-            if self._reduced and self.training and x.dtype == torch.float32:
+            if self.reduced and self.training and x.dtype == torch.float32:
                 return self._apply_in_bfloat16(x)
             return self.apply_matrix(x)
 
@@ -153,23 +152,3 @@ class BaseLinear(Reparametrized):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-@contextmanager
-def reduced_products(model: nn.Module) -> Iterator[nn.Module]:
-    """Let linear layers of `model` that are in training mode multiply in bfloat16 inside the context.
-
-    Their matrices are still computed in float32. Their outputs are bfloat16; a layer after them takes those only under
-    autocast. `train.fit` does both for `Recipe(precision="bf16")`. Layers in eval mode and in float64 stay as they are.
-
-    >>> with reduced_products(nn.Identity()) as model:
-    ...     y = model(torch.ones(2))
-    """
-    layers = [m for m in model.modules() if isinstance(m, BaseLinear) and not m._reduced]
-    for layer in layers:
-        layer._reduced = True
-    try:
-        yield model
-    finally:
-        for layer in layers:
-            layer._reduced = False

@@ -16,7 +16,7 @@ from orthoconv import budget
 from orthoconv.certificates.constants import PairwiseConstants
 from orthoconv.data.split import Split
 from orthoconv.devices import device_of
-from orthoconv.nn.linear import reduced_products
+from orthoconv.modules import reduced_products
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.distributed import World, average_gradients, share_buffers, total
 from orthoconv.train.metering import Meter, TrainingError
