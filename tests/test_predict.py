@@ -169,7 +169,6 @@ X = torch.rand(1, 8, 8)
         (encoded(Image.new("L", (8, 8)))[:40], DataError, r"cannot be read"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", DataError, r"not in a format that is known"),
     ],
-    ids=lambda v: repr(v)[:30],
 )
 def test_refusals(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
