@@ -1,7 +1,8 @@
 """Inverses, factors and determinants of batches of matrices, right whatever the number of threads.
 
 Note [Batched LU]: after `torch.set_num_threads(2)`, torch's LU of a *batch* of matrices with 152 columns or more is
-wrong on some CPUs, often in silence, and on others it never returns: oneMKL swaps rows in threads of its own inside
+wrong on some CPUs, often in silence. On a busy machine it used 190 s of CPU and had not returned. oneMKL swaps rows in
+threads of its own inside
 those of torch (pytorch #141358, #142815). So is everything that starts with an LU: inv, solve, slogdet. Not affected
 are single matrices, fewer columns, `lu_solve` with right factors, QR and eigenvalues. A process cannot see whether it
 is affected: the same number of threads is harmless if OMP_NUM_THREADS set it. Nor may it try, since it may never
