@@ -61,7 +61,8 @@ class Network:
         """The module that computes what a function does, on tensors without entries."""
         if node.op == "call_module":
             return None
-        args, kwargs = (map_arg(v, self._value) for v in (node.args, node.kwargs))
+        args: Any = map_arg(node.args, self._value)
+        kwargs: Any = map_arg(node.kwargs, self._value)
         return as_module(node.target, args, {k: v for k, v in kwargs.items() if k != "inplace"})
 
     def _value(self, node: fx.Node) -> Any:
