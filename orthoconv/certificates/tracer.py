@@ -184,7 +184,7 @@ class _Tracer(GraphAppendingTracer):
         """Compute an operation on batch k; nothing that it is given may change."""
 
         def own(a: Any) -> Any:
-            return a.values[k] if isinstance(a, Proxy) else a
+            return a.values[k] if isinstance(a, Value | Number) else a
 
         args, kwargs = tree_map(own, args), tree_map(own, kwargs)
         given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
