@@ -131,9 +131,9 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True) -> nn.Module | No
 def _padding(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> nn.Module | None:
     if x.ndim != 4 or len(pad) not in (2, 4, 6) or not all(isinstance(n, int) for n in pad):
         return None
+    sides: Any = (*pad, *[0] * (4 - len(pad)))
     if mode == "constant" and len(pad) == 6:  # of the channels, too
-        return None if value else nn.ZeroPad3d(tuple(pad))
-    sides = (*pad, *[0] * (4 - len(pad)))
+        return None if value else nn.ZeroPad3d(sides)
     if mode == "constant":
         return None if value else nn.ZeroPad2d(sides)
     kinds: dict[str, Any] = {"reflect": nn.ReflectionPad2d, "replicate": nn.ReplicationPad2d,

@@ -41,7 +41,8 @@ def _parent(node: fx.Node) -> fx.Node | None:
     if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
         return None
     source: Any = node.args[0]
-    return source.args[0] if source.target in _TUPLES else source
+    parent: fx.Node = source.args[0] if source.target in _TUPLES else source
+    return parent
 
 
 def _parents(node: fx.Node, known: Collection[fx.Node]) -> list[fx.Node]:
@@ -87,5 +88,5 @@ def _entries(piece: fx.Node, parent: fx.Node, value: Tensor) -> set[int]:
             getattr(numbers, target)(*rest, **step.kwargs)
             if isinstance(target, str)
             else target(numbers, *rest, **step.kwargs)
-        )  # type: ignore[operator]
+        )
     return set(numbers.flatten().tolist())

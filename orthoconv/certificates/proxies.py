@@ -32,6 +32,8 @@ class Value(Proxy):
             return self.size()
         if name == "ndim":
             return self.dim()
+        if name in ("dtype", "device", "is_cuda"):
+            return getattr(self.values[0], name)
         if not hasattr(Tensor, name):
             raise AttributeError(f"a tensor has no attribute {name!r}")
         return super().__getattr__(name)

@@ -166,7 +166,7 @@ class _Tracer(GraphAppendingTracer):
                 return ordinary(module, *args, **kwargs)
             return self.call_module(module, ordinary, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -182,7 +182,11 @@ class _Tracer(GraphAppendingTracer):
 
     def _run(self, kind: str, target: Any, args: Any, kwargs: Any, k: int) -> Any:
         """Compute an operation on batch k; nothing that it is given may change."""
-        args, kwargs = (tree_map(lambda a: a.values[k] if isinstance(a, Proxy) else a, v) for v in (args, kwargs))
+
+        def own(a: Any) -> Any:
+            return a.values[k] if isinstance(a, Value | Number) else a
+
+        args, kwargs = tree_map(own, args), tree_map(own, kwargs)
         given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
         versions = [a._version for a in given]
         self.running = True

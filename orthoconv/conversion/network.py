@@ -17,6 +17,7 @@ from orthoconv.certificates.tracer import Traced
 from orthoconv.conversion.registry import Joined, Part
 
 _JOINS = {torch.add, operator.add, "add", torch.sub, operator.sub, "sub", torch.mul, operator.mul, "mul"}
+_LAYER = 1000  # operations count as one layer
 _SEPARABLE = {torch.cat, torch.concat, torch.max, torch.min, torch.maximum, torch.minimum, "max", "min"}
 
 
@@ -61,7 +62,8 @@ class Network:
         """The module that computes what a function does, on tensors without entries."""
         if node.op == "call_module":
             return None
-        args, kwargs = (map_arg(v, self._value) for v in (node.args, node.kwargs))
+        args: Any = map_arg(node.args, self._value)
+        kwargs: Any = map_arg(node.kwargs, self._value)
         return as_module(node.target, args, {k: v for k, v in kwargs.items() if k != "inplace"})
 
     def _value(self, node: fx.Node) -> Any:
@@ -74,12 +76,12 @@ class Network:
         return [a for a in _taken(node) if a.op != "get_attr" and a.name in self.shapes]
 
     def _lengths(self) -> dict[fx.Node, int]:
-        """Layers on the shortest way from the input to each node."""
+        """Length of the shortest way from the input to each node: layers with weights count most, then operations."""
         lengths: dict[fx.Node, int] = {}
         for node in self.graph.graph.nodes:
             ways = [lengths[a] for a in node.all_input_nodes if a.op != "get_attr"]
             layer = node.op == "call_module" and any(True for _ in self.old[node].parameters())
-            lengths[node] = min(ways, default=0) + layer
+            lengths[node] = min(ways, default=0) + (_LAYER if layer else 1)
         return lengths
 
     def part(self, node: fx.Node) -> Part:

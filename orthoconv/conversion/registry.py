@@ -23,7 +23,7 @@ class Part:
         constants: Arguments that are not such tensors: numbers, and tensors of the network.
         options: Its other arguments, by name.
         before: The module that computes its first input, or None.
-        lengths: For each input, how many layers the shortest way from the input of the network has.
+        lengths: For each input, the length of the shortest way from the input of the network.
         same: Whether its two inputs are one value.
         separate: Whether its inputs come from separate pieces of one value.
         share: Share that a longer branch of a sum starts with.
