@@ -27,7 +27,7 @@ docs: .venv/.docs ## the documentation, into site/: open site/index.html
 test: .venv/.installed ## the quick suite, under three minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-slow: .venv/.installed ## the longer tests
+test-slow: .venv/.docs ## the longer tests, and a build of the documentation
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the figures of docs/reliability.md

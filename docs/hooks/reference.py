@@ -62,7 +62,7 @@ class Entry:
     def summary(self) -> str:
         """The first sentence."""
         first = " ".join(self.text.split("\n\n")[0].split())
-        return re.split(r"(?<=[.;:])\s", first)[0].rstrip(":;")
+        return re.split(r"(?<=\.)\s", first)[0]
 
 
 def constant_doc(module: ModuleType, name: str) -> str:
