@@ -71,7 +71,7 @@ def expand_preset(args: list[str]) -> list[str]:
     >>> expand_preset(["train", "--recipe.epochs", "2", "--preset", "digits"])[:4]
     ['train', '--data=digits', '--model.name=kwlarge', '--model.conv=cayley']
     >>> expand_preset(["train", "--data", "cifar10", "--model.name", "resnet9"])[:3]
-    ['train', '--preset=cifar10-fast', '--recipe.epochs=10']
+    ['train', '--preset=cifar10-fast', '--recipe.epochs=16']
     >>> expand_preset(["train", "--preset", "paper"])
     ['train', '--preset', 'paper']
     """
