@@ -102,7 +102,7 @@ class _Follower(fx.Interpreter):
             return self.growths[inputs[0]]
         for targets, rule in _RULES.items():
             if n.target in targets:
-                grown = rule(self, n, value)
+                grown: Growth | None = rule(self, n, value)
                 if grown is not None:
                     return grown
         return self._function(n, inputs)
@@ -117,7 +117,7 @@ class _Follower(fx.Interpreter):
             growths = [self.growths[a] for a in n.args]  # type: ignore[index]
             if type(layer) is UnitCat:
                 return reduce(Growth.beside, (w * g for w, g in zip(unit_weights(layer.alpha), growths, strict=True)))
-            s, rest = convex_weights(layer.alpha)  # type: ignore[arg-type]
+            s, rest = convex_weights(layer.alpha)
             return s * growths[0] + rest * growths[-1]
         if len(inputs) == 1 and n.args == (inputs[0],) and not n.kwargs:
             return self._after(n, inputs[0], layer, str(n.target))
@@ -152,7 +152,7 @@ class _Follower(fx.Interpreter):
         whole, start = self.growths, identity(self.growths[node].unit)
         self.growths = dict.fromkeys(roots, start)
         try:
-            for other in self.module.graph.nodes:
+            for other in node.graph.nodes:
                 inputs = [a for a in other.all_input_nodes if a in self.growths]
                 if other in whole and other not in roots and inputs and other in _before(node):
                     grown = self._combine(other, self.env[other])
@@ -188,7 +188,8 @@ class _Follower(fx.Interpreter):
         if isinstance(a, int | float) and not isinstance(a, bool):
             return torch.full_like(value, a, dtype=torch.float64)
         if isinstance(a, fx.Node) and a.op == "get_attr" and isinstance(self.env[a], Tensor):
-            return self.env[a].detach().double().expand_as(value)
+            constant: Tensor = self.env[a]
+            return constant.detach().double().expand_as(value)
         return None
 
     def _term(self, a: Any, value: Tensor, unit: float) -> Growth | None:
@@ -209,12 +210,13 @@ class _Follower(fx.Interpreter):
         """Growth of a multiple by constants, or of the quotient."""
         if len(n.args) != 2 or n.kwargs or len([a for a in n.args if a in self.growths]) != 1:
             return None
-        x, factor = n.args if n.args[0] in self.growths else (n.args[1], n.args[0])
+        x: Any = n.args[0] if n.args[0] in self.growths else n.args[1]
+        factor = n.args[1] if x is n.args[0] else n.args[0]
         constant = self._constant(factor, value)
         if constant is None or self.env[x].shape != value.shape or (n.target in _QUOTIENTS and x is not n.args[0]):
             return None
         constant = 1 / constant if n.target in _QUOTIENTS else constant
-        return float(constant.abs().max()) * _MORE * self.growths[x]  # type: ignore[index]
+        return float(constant.abs().max()) * _MORE * self.growths[x]
 
     def _extreme(self, n: fx.Node, value: Any) -> Growth | None:
         """The larger or smaller of two values moves by no more than both, entry by entry."""

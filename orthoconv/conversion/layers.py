@@ -114,11 +114,17 @@ def _named_norm(part: Part) -> nn.Module:
 
 def _dropout(part: Part) -> nn.Module:
     m: Any = part.module
-    return type(m)(m.p)  # not in place
+    new: nn.Module = type(m)(m.p)  # not in place
+    return new
 
 
 def _called_dropout(part: Part) -> nn.Module:
     return nn.Dropout(float(part.options.get("p", part.constants[0] if part.constants else 0.5)))
+
+
+def _shuffle(part: Part) -> nn.Module:
+    m: Any = part.module
+    return ChannelShuffle(m.groups)
 
 
 def _kept(part: Part) -> None:
@@ -154,10 +160,7 @@ register_conversion(
 register_conversion(
     torch.nn.functional.dropout, torch.nn.functional.dropout2d, make=_called_dropout, proof="The identity in eval mode."
 )
-register_conversion(
-    nn.ChannelShuffle, make=lambda part: ChannelShuffle(part.module.groups),  # type: ignore[union-attr]
-    proof="It permutes entries.",
-)  # fmt: skip
+register_conversion(nn.ChannelShuffle, make=_shuffle, proof="It permutes entries.")
 register_conversion(
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d, nn.ZeroPad3d, make=_kept,
     proof="It permutes entries, or adds zeros.",

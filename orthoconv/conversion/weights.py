@@ -3,6 +3,7 @@
 __all__ = ["keep_weights"]
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def keep_weights(new: nn.Module, old: nn.Module) -> None:
         raise ValueError(f"its weights cannot be kept: {type(old).__name__} has none that could be copied")
     weight = old.weight.detach().to(new.weight)
     if isinstance(new, ImageLayer):
-        padding = getattr(old, "padding", 0)
+        padding: Any = getattr(old, "padding", "same")
         weight = weight if weight.ndim == 4 else weight[:, :, None]
         weight = _blocks(weight, new.stride, new.kernel_shape[2:], padding)
     new.weight.copy_(weight)
