@@ -174,12 +174,10 @@ def test_a_run_knows_where_its_data_is(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir("/")
     main(["evaluate", str(tmp_path / "run"), *QUICK])
     assert "attacks on 2 of 8 test images" in capsys.readouterr().out
-    main(["verify", str(tmp_path / "run"), "--images", "4"])
     edit(tmp_path / "run", network=None)  # as version 0.1.0 wrote it: opened with its images
-    main(["export", str(tmp_path / "run"), "--format", "pt2"])
     main(["report", str(tmp_path / "run")])
     (tmp_path / "images").rename(tmp_path / "moved")
-    for command in (["export", "--format", "pt2"], ["report"], ["evaluate", *QUICK], ["verify", "--images", "4"]):
+    for command in (["export", "--format", "pt2"], ["report"], ["verify", "--images", "4"]):
         args = [command[0], str(tmp_path / "run"), *command[1:]]
         with pytest.raises(SystemExit, match=r"a folder of images needs --data_dir, got .*images"):
             main(args)
