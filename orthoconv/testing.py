@@ -156,7 +156,7 @@ def _ratios(layer: Layer, x: Tensor) -> Tensor:
     """Ratios of distances after and before, for pairs of inputs."""
     y = layer(x)
     after, before = (torch.linalg.vector_norm((t - t.roll(1, 0)).flatten(1), dim=1) for t in (y, x))
-    return after / before
+    return torch.div(after, before)
 
 
 def _require(excess: Tensor | float, atol: float, fault: str) -> None:
