@@ -1,0 +1,45 @@
+"""docs/certified.md: the ladder is made of records, and no figure of it is typed by hand."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "certified.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    spec = importlib.util.spec_from_file_location("certified", ROOT / "docs" / "certified.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_ladder_is_that_of_the_records(ladder) -> None:
+    assert ladder.table() in PAGE, "run `python docs/certified.py`"
+    assert ladder.renewed(PAGE) == PAGE
+    assert ladder.renewed(PAGE.replace("| 36/255 |", "| 35/255 |", 1)) == PAGE
+
+
+def test_a_rung_without_a_record_is_refused(ladder) -> None:
+    with pytest.raises(ValueError, match="0 records with the hash 'none', not 1"):
+        ladder.read_rung({"change": "", "records": "finalists.jsonl", "hash": "none"})
+
+
+def test_trials_on_the_page_are_those_of_the_records() -> None:
+    records = [json.loads(line) for line in (ROOT / "results" / "exploration.jsonl").read_text().splitlines()]
+    shown = [r["metrics"] for r in records if r["finished"]]
+    assert len(shown) == 4
+    for metrics in shown:
+        keys = ("clean", "certified_36", "certified_72", "certified_108")
+        assert " | ".join(f"{metrics[key]:.1f}" for key in keys) in PAGE
+
+
+def test_operations_are_counted_as_products_of_matrices(ladder) -> None:
+    """One 1 x 1 convolution: a product with each pixel, forward and twice backward, in complex numbers, and inverses."""
+    words, f = ["downsample 4", "conv 48 k4", "flatten", "head"], 34
+    convolution = f * (24 * 10 * 48 * 48 + 8 * 48**3 + 16 * 32 * 48 * 48)
+    assert ladder.operations(words, 10) == pytest.approx(convolution + 6 * 10 * 48 * 64 * 10)
