@@ -25,9 +25,7 @@ def dead_links(path: Path, text: str) -> list[str]:
             continue
         name, _, anchor = target.partition("#")
         file = (path.parent / name).resolve() if name else path
-        if name and not file.exists():
-            dead.append(target)
-        elif anchor and anchor not in headings(file.read_text() if name else text):
+        if (name and not file.exists()) or (anchor and anchor not in headings(file.read_text() if name else text)):
             dead.append(target)
     return dead
 
