@@ -94,6 +94,10 @@ def to_onnx(
 
     Raises:
         ValueError: If ONNX has no form of an operation of the model.
+
+    >>> from orthoconv.nn import CayleyLinear
+    >>> to_onnx(CayleyLinear(4, 2), torch.rand(2, 4), Path("model.onnx"))  # doctest: +SKIP
+    False
     """
     _require_packages()
     shape, names = tuple(x.shape[1:]), class_names or description_of(model).class_names

@@ -26,6 +26,9 @@ class Prediction:
         name: Its name, if the network knows it.
         margin: Lead of its logit over the next one.
         radius: Distance in the l2 norm within which no image has another class; 0 if nothing is certain.
+
+    >>> print(Prediction(3, "cat", 0.5, 0.25))
+    cat (class 3), margin 0.5000, certified radius 0.2500
     """
 
     index: int
@@ -50,6 +53,11 @@ class Predictions:
         radius: Certified radius of each image, (b,), rounding deducted.
         lipschitz: Lipschitz bound of the logits.
         class_names: Names of all classes, or None.
+
+    >>> import torch
+    >>> predictions = predict(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), torch.rand(3, 1, 2, 2))
+    >>> len(predictions), type(predictions[0]).__name__
+    (3, 'Prediction')
     """
 
     images: Tensor
@@ -99,6 +107,7 @@ def predict(
         resize: Whether to scale images of another size to that of the network; or a height and a width.
         class_names: Names of the classes, if the network does not know them; see `models.describe`.
 
+    >>> import torch
     >>> from orthoconv.nn import CayleyLinear
     >>> model = nn.Sequential(nn.Flatten(), CayleyLinear(64, 2))
     >>> prediction = predict(model, torch.rand(1, 8, 8), class_names=["cat", "dog"])[0]

@@ -39,7 +39,7 @@ def test_trials_on_the_page_are_those_of_the_records() -> None:
 
 
 def test_operations_are_counted_as_products_of_matrices(ladder) -> None:
-    """One 1 x 1 convolution: a product with each pixel, forward and twice backward, in complex numbers, and inverses."""
+    """A square convolution: complex products with each image, forward and twice backward, inverses, and taps."""
     words, f = ["downsample 4", "conv 48 k4", "flatten", "head"], 34
     convolution = f * (24 * 10 * 48 * 48 + 8 * 48**3 + 16 * 32 * 48 * 48)
     assert ladder.operations(words, 10) == pytest.approx(convolution + 6 * 10 * 48 * 64 * 10)

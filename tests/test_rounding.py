@@ -279,8 +279,8 @@ def test_sums_in_graphs() -> None:
         lipschitz_bound(fx.symbolic_trace(Sum(lambda x: x.add(5, x))), (2,))
     shifted = fx.symbolic_trace(Sum(lambda x: x + 1e9))
     assert lipschitz_bound(shifted, (2,)) == 1
-    with pytest.raises(TypeError, match="no rounding rule for a number that is added"):
-        growth(shifted, (2,)).error(1.0)
+    x = torch.tensor([0.6, 0.8])  # of which float32 keeps nothing beside 1e9
+    assert (shifted(x).double() - (x.double() + 1e9)).norm() <= growth(shifted, (2,)).error(1.0) < 1e3
     beside = growth(fx.symbolic_trace(Sum(lambda x: torch.cat((x, x), 1))), (2,))
     assert beside.lipschitz == pytest.approx(math.sqrt(2))
     assert beside.relative == 0

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,8 @@ def test_what_cannot_be_served(server: Server) -> None:
 def test_the_command(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", data="folder", classes=NAMES)
     command = [sys.executable, "-m", "orthoconv", "serve", str(run), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a shell ignores in the background
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard) as process:
         try:
             assert process.stdout is not None
             found = re.search(

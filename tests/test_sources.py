@@ -150,6 +150,7 @@ def test_refusals(data, error: type[Exception], message: str, tmp_path) -> None:
         Loader(DataLoader(TensorDataset(torch.zeros(4))), RECIPE, World(0, 2))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where one core is in reach
 def test_workers_follow_the_seed() -> None:
     """Batches of two worker processes are those of the same loader, asked again."""
     torch.manual_seed(0)

@@ -34,7 +34,11 @@ DATASETS: dict[str, Callable[..., tuple[Split, Split]]] = {
 True
 """
 OWN = ("folder", "npz", "idx")
-"""The names that stand for images of one's own, which take an `Arrangement`."""
+"""The names that stand for images of one's own, which take an `Arrangement`.
+
+>>> "folder" in OWN
+True
+"""
 
 
 def load(
@@ -83,6 +87,10 @@ def locate(name: str, data_dir: Path | None = None) -> tuple[str, Path | None]:
     """Return the name of a data set and its folder, where `name` may also be the path of images of one's own.
 
     Such a path takes the place of `data_dir`.
+
+    Arguments:
+        name: Name of a data set, or the path of images of one's own.
+        data_dir: Folder of the data set; by default its usual place.
 
     >>> locate("digits")
     ('digits', None)

@@ -18,12 +18,13 @@ from orthoconv import budget, models
 from orthoconv.certificates import certify
 from orthoconv.data import Split, batches, load
 from orthoconv.files import write_atomically
-from orthoconv.lab.configs import Training
+from orthoconv.lab.configs import ModelSpec, Training
 from orthoconv.lab.logging import Logger
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
 from orthoconv.models.trained import build_arguments
+from orthoconv.models.words import divisor_of
 from orthoconv.train import CheckpointError, Recipe, fit, save_weights
 from orthoconv.train.distributed import World, finish, start, together, total
 
@@ -62,7 +63,7 @@ def train_run(
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
     config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
-    _require_fitting(training.model.name, split)
+    _require_fitting(training.model, split)
     config |= {"classes": split.classes, "network": build_arguments(config["model"], split)}
     torch.manual_seed(training.recipe.seed)
     network = models.build(**config["network"]).to(device)
@@ -87,10 +88,11 @@ def held_out_images(split: Split, examples: int) -> Split:
     return Split(split.images[examples:], split.labels[examples:], split.classes)
 
 
-def _require_fitting(name: str, split: Split) -> None:
+def _require_fitting(model: ModelSpec, split: Split) -> None:
     """Refuse images whose sides the network cannot halve often enough, and say which size would do."""
-    h, w = split.images.shape[2:]
-    divisor = models.NETWORKS[name].divisor if name in models.NETWORKS else 1
+    (h, w), name = split.images.shape[2:], model.name
+    known = models.NETWORKS[name].divisor if name in models.NETWORKS else 1
+    divisor = divisor_of(model.layers) if model.layers else known
     if h % divisor or w % divisor:
         near = [max(divisor, divisor * round(side / divisor)) for side in (h, w)]
         size = str(near[0]) if near[0] == near[1] else f"[{near[0]},{near[1]}]"

@@ -54,6 +54,9 @@ def cayley(W: Tensor) -> Tensor:
 def is_large(W: Tensor) -> bool:
     """Whether an entry of W exceeds `budget.EXACT_NORM`, in float32, and where it is cheap to look: on a CPU, untraced.
 
+    Arguments:
+        W: Weights of any shape.
+
     >>> is_large(torch.tensor(65.0)), is_large(torch.eye(2)), is_large(torch.tensor(65.0, dtype=torch.float64))
     (True, False, False)
     """
@@ -87,6 +90,9 @@ def pivot_signs(Q: Tensor) -> Tensor:
     """Signs (n,) of the columns of a real matrix (m, n), with which its square block Q s has no eigenvalue near -1.
 
     They make all pivots of the elimination of I + Q s at least 1; then its determinant is at least 1.
+
+    Arguments:
+        Q: Matrix (m, n) with orthogonal rows or columns.
 
     >>> pivot_signs(-torch.eye(2))
     tensor([-1., -1.])

@@ -1,6 +1,6 @@
 """Networks as lists of words, such as ["conv 32 k3", "maxmin", "flatten", "linear 64", "maxmin", "head"]."""
 
-__all__ = ["LAYERS", "count_layers", "from_words"]
+__all__ = ["LAYERS", "count_layers", "divisor_of", "from_words"]
 
 import math
 import re
@@ -91,6 +91,17 @@ def count_layers(words: Sequence[str]) -> int:
     2
     """
     return sum(_read(text).word in _MAIN for text in words)
+
+
+def divisor_of(words: Sequence[str]) -> int:
+    """Return what the sides of an image must divide by: the product of the strides, downsamplings and pools.
+
+    >>> divisor_of(["downsample 2", "conv 8 k4 s2", "maxmin", "flatten", "head"])
+    4
+    """
+    calls = [_read(text) for text in words]
+    sides = [call.numbers[0] for call in calls if call.word in ("downsample", "pool") and call.numbers]
+    return math.prod(sides) * math.prod(call.options.get("s", 1) for call in calls)
 
 
 def from_words(

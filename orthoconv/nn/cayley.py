@@ -221,7 +221,8 @@ class CayleyLinear(WeightNormed, BaseLinear):
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         V, g, *signs = sources
-        Q = cayley(weight_norm(V, g))
+        W = weight_norm(V, g)
+        Q = cayley(W.double()).to(W) if is_large(g) else cayley(W)
         return Q * signs[0] if signs else Q
 
     def apply_matrix(self, x: Tensor) -> Tensor:

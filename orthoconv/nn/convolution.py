@@ -145,8 +145,8 @@ class BaseConv2d(ImageLayer):
         """Raise an error if the layer does not keep the norm of a random image of the size that it makes `y` from."""
         if not is_eager(y, *self.sources()):
             return
-        (h, w), (sh, sw) = y.shape[-2:], self.stride
-        size = (h // sh, w // sw) if self.transposed else (h * sh, w * sw)
+        sides = zip(y.shape[-len(self.stride) :], self.stride, strict=True)
+        size = [n // s if self.transposed else n * s for n, s in sides]
         source = torch.Generator().manual_seed(0)
         probe = torch.randn(1, self.in_channels, *size, generator=source, dtype=torch.float64).to(y)
         ratio = float(self._map(probe, None, adjoint=self.transposed).norm() / probe.norm())

@@ -36,6 +36,11 @@ class SequenceConv1d(BaseConv2d):
 
     Shape:
         (b, in_channels, n) or (in_channels, n), to (b, out_channels, n / stride).
+
+    >>> from orthoconv.nn import AOLConv2d
+    >>> class AOLConv1d(SequenceConv1d, AOLConv2d): ...
+    >>> AOLConv1d(2, 4, 3)(torch.randn(1, 2, 8)).shape
+    torch.Size([1, 4, 8])
     """
 
     replaces = nn.Conv1d

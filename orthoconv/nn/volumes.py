@@ -114,6 +114,11 @@ class VolumeConv3d(UnscaledConv2d):
     Shape:
         (b, in_channels, d, h, w) or (in_channels, d, h, w), to (b, out_channels, d / stride, h / stride, w / stride).
         The output is contiguous.
+
+    >>> from orthoconv.nn import LOTConv2d
+    >>> class Volumes(VolumeConv3d, LOTConv2d): ...
+    >>> Volumes(2, 2, 3)(torch.randn(1, 2, 4, 4, 4)).shape
+    torch.Size([1, 2, 4, 4, 4])
     """
 
     geometry: Any

@@ -30,6 +30,8 @@ complete -o filenames -F _orthoconv orthoconv
 def completion(shell: Literal["bash", "zsh"]) -> None:
     """Print a script for completion; put `eval "$(orthoconv completion bash)"` into ~/.bashrc.
 
+    Example: orthoconv completion bash
+
     Args:
         shell: bash or zsh.
     """
