@@ -31,7 +31,7 @@ def certified(chosen: dict[str, str]) -> str:
     return (
         f"| **{100 * at_eps:.1f} % certified** | of all {images:,} test images of CIFAR-10 at radius 36/255, "
         f"{100 * clean:.1f} % clean: {chosen['network']}, {run['config']['recipe']['epochs']} epochs, "
-        f"{minutes:.0f} minutes on {threads} CPU threads | [record]({chosen['page']}) |"
+        f"{minutes:.0f} minutes on {threads} CPU thread{'s' if threads > 1 else ''} | [record]({chosen['page']}) |"
     )
 
 
@@ -54,7 +54,8 @@ def trust(chosen: dict[str, str]) -> str:
         raise ValueError("attacks leave less than is certified")
     certificates = round(found["certified_at_eps"] * found["attacked"])
     return (
-        f"| **0 of {certificates:,} broken** | certificates of that network under PGD and both APGDs of AutoAttack; "
+        f"| **0 of {certificates:,} broken** | certificates of the paper's network, after 100 epochs, under PGD "
+        f"and both APGDs of AutoAttack; "
         f"rounding errors are part of every radius, and random models are fuzzed | [reliability]({chosen['page']}) |"
     )
 
