@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from orthoconv.data.resizing import resized
 from orthoconv.data.split import DataError
 
 Picture = Any  # a tensor, a NumPy array, a PIL image, the path of a file, or the bytes of one
@@ -200,12 +200,7 @@ def _fit(x: Tensor, size: tuple[int, ...] | None, resize: bool) -> Tensor:
 
 
 def _scaled(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Scale images until they cover a size, and cut off evenly at both ends of the longer side; bytes stay bytes."""
-    h, w = x.shape[2:]
-    factor = max(size[0] / h, size[1] / w)
-    large = max(size[0], round(h * factor)), max(size[1], round(w * factor))
-    top, left = (large[0] - size[0]) // 2, (large[1] - size[1]) // 2
-    y = F.interpolate(x, large, mode="bilinear", align_corners=False, antialias=True).clamp(0, 1)
-    y = y[:, :, top : top + size[0], left : left + size[1]].contiguous()
+    """Scale images as those of data sets are, by `resized`; bytes stay bytes."""
+    y = resized(x, (size[0], size[1])).clamp(0, 1)
     are_bytes = bool(((255 * x).round() / 255 - x).abs().max() < _ROUNDING)
     return (255 * y).round() / 255 if are_bytes else y

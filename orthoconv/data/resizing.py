@@ -47,7 +47,8 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     top, left = (scaled[0] - size[0]) // 2, (scaled[1] - size[1]) // 2
     pieces = []
     for piece in images.split(_CHUNK):
-        large = interpolate(piece.float(), scaled, mode="bilinear", align_corners=False, antialias=True)
+        floats = piece if images.is_floating_point() else piece.float()
+        large = interpolate(floats, scaled, mode="bilinear", align_corners=False, antialias=True)
         cut = large[:, :, top : top + size[0], left : left + size[1]]
         pieces.append(cut if images.is_floating_point() else cut.round().clamp(0, 255).to(images.dtype))
     return torch.cat(pieces).contiguous()
