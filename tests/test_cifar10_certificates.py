@@ -1,4 +1,4 @@
-"""Every certificate of the shipped network on CIFAR-10's test images, attacked at nearly its radius."""
+"""Every certificate of the shipped networks on CIFAR-10's test images, attacked at nearly its radius."""
 
 import pytest
 import torch
@@ -34,27 +34,30 @@ def count(model: nn.Module, part: Split, attack, factor: float = 1.0) -> tuple[i
 
 @pytest.mark.long
 @needs_cifar10
-def test_no_certificate_is_broken_by_pgd() -> None:
-    model, (_, test) = models.pretrained("kwlarge_cayley_cifar10").eval(), load("cifar10")
+@pytest.mark.parametrize("name", models.PRETRAINED)
+def test_no_certificate_is_broken_by_pgd(name: str) -> None:
+    model, (_, test) = models.pretrained(name).eval(), load("cifar10")
     attacked, broken = count(model, test, broken_by_pgd)
-    print(f"PGD, 20 steps, {len(test.labels)} images: {attacked} certified ones attacked, {broken} broken")
+    print(f"{name}, PGD, 20 steps, {len(test.labels)} images: {attacked} certified ones attacked, {broken} broken")
     assert attacked > 7000
     assert broken == 0
 
 
 @pytest.mark.long
 @needs_cifar10
-def test_no_certificate_of_the_first_thousand_is_broken_by_cross_examination() -> None:
-    model, (_, test) = models.pretrained("kwlarge_cayley_cifar10").eval(), load("cifar10")
+@pytest.mark.parametrize("name", models.PRETRAINED)
+def test_no_certificate_of_the_first_thousand_is_broken_by_cross_examination(name: str) -> None:
+    model, (_, test) = models.pretrained(name).eval(), load("cifar10")
     attacked, broken = count(model, test.first(1000), cross_examine)
-    print(f"cross-examination, 1000 images: {attacked} certified ones attacked, {broken} broken")
+    print(f"{name}, cross-examination, 1000 images: {attacked} certified ones attacked, {broken} broken")
     assert attacked > 700
     assert broken == 0
 
 
 @pytest.mark.slow
 @needs_cifar10
-def test_the_attack_breaks_radii_that_are_too_large() -> None:
-    model, (_, test) = models.pretrained("kwlarge_cayley_cifar10").eval(), load("cifar10")
+@pytest.mark.parametrize("name", models.PRETRAINED)
+def test_the_attack_breaks_radii_that_are_too_large(name: str) -> None:
+    model, (_, test) = models.pretrained(name).eval(), load("cifar10")
     attacked, broken = count(model, test.first(CHUNK), broken_by_pgd, factor=4.0)
     assert broken > 0.5 * attacked
