@@ -29,17 +29,20 @@ from torch import Tensor, nn
 from orthoconv.certificates import growth, in_double
 from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.heads import split_head
+from orthoconv.devices import move
 from orthoconv.exporting import export
 from orthoconv.files import write_atomically
 from orthoconv.linalg import row_norms
 from orthoconv.models.describing import description_of
-from orthoconv.modules import in_eval_mode, zeros_for
-from orthoconv.nn.normalize import Normalize
+from orthoconv.modules import in_eval_mode, replace_modules, zeros_for
+from orthoconv.nn.arguments import pair
+from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.reparametrized import frozen
 from orthoconv.twins import Twins
 
 _MOST_RATES = 100  # classes with a rate for each pair
 _UP = 1 + 2.0**-40  # more than all rounding of the few operations that a rate is made of
+_FAR = 1e-2  # of the largest logit: more than rounding does to a model that is of any use
 
 
 def certificate_metadata(model: nn.Module, input_shape: Sequence[int]) -> dict[str, Any]:
@@ -106,7 +109,9 @@ def to_onnx(
     if certificate is not False:
         try:
             certified = facts | certificate_metadata(model, shape)
-            content = _content(Twins(model, shape), type(model).__name__, x, ["logits", "logits64"], certified)
+            twins = Twins(model, shape)
+            twins.single = _spelled_out(twins.single)
+            content = _content(twins, type(model).__name__, x, ["logits", "logits64"], certified)
             _try_out(content, model, x, shape)
         except (TypeError, ValueError) as error:
             if certificate:
@@ -114,7 +119,9 @@ def to_onnx(
         else:
             write_atomically(path, content)
             return True
-    write_atomically(path, _content(export(model, shape), type(model).__name__, x, ["logits"], facts))
+    content = _content(_spelled_out(export(model, shape)), type(model).__name__, x, ["logits"], facts)
+    _compare_logits(content, model, x)
+    write_atomically(path, content)
     return False
 
 
@@ -130,6 +137,22 @@ def _normalization(model: nn.Module) -> dict[str, list[float]] | None:
     """Return mean and standard deviation that the model itself subtracts and divides by, if it begins with that."""
     first = next(iter(model.children()), None)
     return {"mean": first.mean.tolist(), "std": first.std.tolist()} if isinstance(first, Normalize) else None
+
+
+def _spelled_out(module: nn.Module) -> nn.Module:
+    """Replace average pools that divide by a number of their own, which torch's exporter leaves out in silence.
+
+    Such a pool is the mean of each window, padding included, times the size of the window over that number.
+    """
+
+    def spelled(pool: nn.AvgPool2d) -> nn.Module:
+        (kh, kw), divisor = pair("kernel_size", pool.kernel_size), pool.divisor_override or 1
+        return nn.Sequential(nn.AvgPool2d((kh, kw), pool.stride, pool.padding), Scale(kh * kw / divisor))
+
+    pools = [m for m in module.modules() if type(m) is nn.AvgPool2d and m.divisor_override and not m.ceil_mode]
+    others: dict[nn.Module, nn.Module] = {pool: spelled(pool) for pool in pools}
+    replace_modules(module, others)
+    return others.get(module, module)
 
 
 def _content(module: nn.Module, name: str, x: Tensor, outputs: list[str], facts: dict[str, Any]) -> bytes:
@@ -188,20 +211,48 @@ def _share_operators(proto: Any) -> None:
     graph.node.extend(nodes)
 
 
+def _compare_logits(content: bytes, model: nn.Module, x: Tensor) -> None:
+    """Raise an error if the logits of a file are not those of the model, whatever rounding does.
+
+    Nothing is compared without a runtime, or if it lacks an operation: the file may be for another one.
+    """
+    try:
+        computed = _computed(content, x)
+    except Exception:  # of a class of its own for each kind of fault
+        return
+    if computed is None:
+        return
+    with torch.no_grad(), in_eval_mode(model), frozen(model):
+        expected = model(move(model, x)[0]).cpu().double()
+    apart = float((torch.from_numpy(computed[0]).double() - expected).abs().max())
+    if apart > _FAR * float(expected.abs().max()):
+        raise ValueError(
+            f"the ONNX file that torch writes for {type(model).__name__} is wrong: its logits differ by {apart:.2g} "
+            f"from those of the model, which are up to {float(expected.abs().max()):.2g}; no file was written"
+        )
+
+
+def _computed(content: bytes, x: Tensor) -> list[Any] | None:
+    """Return what a file computes of x; None without a runtime."""
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        return None
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    outputs: list[Any] = session.run(None, {"images": x.cpu().numpy()})
+    return outputs
+
+
 def _try_out(content: bytes, model: nn.Module, x: Tensor, shape: Sequence[int]) -> None:
     """Raise an error unless the float64 logits of a file, and those of `in_double`, agree to what bounds them both."""
     with torch.no_grad(), in_eval_mode(model), frozen(model):
         grown, exact = growth(model, shape, torch.float64), in_double(model).cpu()(x.cpu().double())
     try:
-        import onnxruntime  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        return
-    try:
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        _, computed = session.run(None, {"images": x.cpu().numpy()})
+        computed = _computed(content, x)
     except Exception as error:  # of a class of its own for each kind of fault
         raise ValueError(f"the runtime cannot compute the model in float64: {error}") from error
-    _require_close(torch.from_numpy(computed), exact, grown, x)
+    if computed is not None:
+        _require_close(torch.from_numpy(computed[1]), exact, grown, x)
 
 
 def _require_close(computed: Tensor, exact: Tensor, grown: Growth, x: Tensor) -> None:

@@ -113,13 +113,13 @@ def _convolution(
 def _average(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Tensor:
     """`torch.nn.functional.avg_pool2d` without padding and without a last window that is not whole."""
     taps = pair("kernel_size", kernel_size)
-    if padding not in (0, (0, 0)) or any(rest[:1]) or any(r is not None for r in rest[2:]):
+    if padding not in (0, (0, 0)) or any(rest[:1]):
         return F.avg_pool2d(x, kernel_size, stride, padding, *rest)
     windows = _windows(x, taps, pair("stride", stride or kernel_size), (1, 1))
     total = windows[0]
     for window in windows[1:]:
         total = total + window
-    return total / len(windows)
+    return total / next((divisor for divisor in rest[2:] if divisor), len(windows))
 
 
 def _windows(x: Tensor, taps: Sequence[int], steps: Sequence[int], gaps: Sequence[int]) -> list[Tensor]:

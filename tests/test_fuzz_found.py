@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partialmethod
+from pathlib import Path
 
 import pytest
 import torch
@@ -174,3 +175,23 @@ def test_what_onnx_lacks_is_said_in_a_line(tmp_path) -> None:
     layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="matrix_exp")
     with pytest.raises(ValueError, match=r"Sequential cannot be written as ONNX: .*linalg_matrix_exp"):
         to_onnx(nn.Sequential(layer), torch.randn(2, 4), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+def test_a_pool_with_a_divisor_of_its_own_in_onnx(certificate: bool, tmp_path: Path) -> None:
+    """torch's exporter leaves `divisor_override` out; the file was off by 0.5, without a word."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pool = nn.AvgPool2d(2, 3, divisor_override=3, count_include_pad=False)
+    model, x = nn.Sequential(pool, nn.Flatten(), CayleyLinear(4, 2)).eval(), torch.randn(3, 1, 6, 6)
+    assert to_onnx(model, x, tmp_path / "model.onnx", certificate=certificate) is certificate
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    for logits in session.run(None, {"images": x.numpy()}):
+        torch.testing.assert_close(torch.tensor(logits).float(), model(x).detach(), rtol=0, atol=1e-6)
+
+
+def test_a_file_that_differs_from_the_model_is_not_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3), nn.Flatten(), nn.Linear(9, 2)).eval()
+    with pytest.raises(ValueError, match=r"is wrong: its logits differ by .*; no file was written"):
+        to_onnx(model, torch.rand(3, 1, 5, 5), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
