@@ -151,7 +151,7 @@ def test_no_module_uses_a_private_name_of_another() -> None:
 
 
 def test_functions_are_short() -> None:
-    for path, node in ((path, node) for path in FILES for node in nodes(path)):
+    for path, node in ((p, n) for p in FILES for n in nodes(p)):
         if isinstance(node, ast.FunctionDef):
             first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
             lines = (node.body[-1].end_lineno or 0) - first.lineno + 1
