@@ -6,12 +6,18 @@ import torch
 from torch import Tensor
 
 
+def pixels(h: int, w: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of all pixels of an image."""
+    return torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)
+
+
 def conv_matrix(weight: Tensor, size: tuple[int, int], dilation: tuple[int, int] = (1, 1)) -> Tensor:
     """Matrix (o h w, i h w) of the circular convolution by `weight` (o, i, kh, kw), one group."""
     (h, w), (dh, dw) = size, dilation
     o, i, kh, kw = weight.shape
     C = weight.new_zeros(o, h, w, i, h, w)
-    for a, b, p, q in itertools.product(range(h), range(w), range(kh), range(kw)):
+    a, b = pixels(h, w)
+    for p, q in itertools.product(range(kh), range(kw)):
         row = (a + dh * p - dh * (kh - 1) // 2) % h
         column = (b + dw * q - dw * (kw - 1) // 2) % w
         C[:, a, b, :, row, column] += weight[:, :, p, q]
@@ -25,7 +31,8 @@ def strided_matrix(
     (h, w), (sh, sw), (dh, dw) = size, stride, dilation
     o, i, kh, kw = weight.shape
     C = weight.new_zeros(o, h // sh, w // sw, i, h, w)
-    for a, b, p, q in itertools.product(range(h // sh), range(w // sw), range(kh), range(kw)):
+    a, b = pixels(h // sh, w // sw)
+    for p, q in itertools.product(range(kh), range(kw)):
         row = (sh * a + dh * p - (dh * (kh - 1) - sh + 1) // 2) % h
         column = (sw * b + dw * q - (dw * (kw - 1) - sw + 1) // 2) % w
         C[:, a, b, :, row, column] += weight[:, :, p, q]
@@ -36,7 +43,8 @@ def downsample_matrix(channels: int, size: tuple[int, int], block: tuple[int, in
     """Permutation matrix that moves blocks of pixels of (c, h, w) to channels ordered (c, row, column)."""
     (h, w), (sh, sw) = size, block
     P = torch.zeros(channels, sh, sw, h // sh, w // sw, channels, h, w, dtype=torch.float64)
-    for c, a, b in itertools.product(range(channels), range(h), range(w)):
+    a, b = pixels(h, w)
+    for c in range(channels):
         P[c, a % sh, b % sw, a // sh, b // sw, c, a, b] = 1
     return P.reshape(channels * h * w, channels * h * w)
 

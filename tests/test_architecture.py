@@ -1,6 +1,7 @@
 """The layout of the package: tiers, names, what an import costs."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -8,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from torch import nn
 
 import orthoconv
@@ -31,7 +31,12 @@ TIERS = [
 INDEPENDENT = {"attacks", "train"}  # these take any nn.Module
 ENTRY = {"__init__", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of the syntax tree of a file, which every test here reads."""
+    return list(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
 def part(module: str) -> str:
@@ -42,7 +47,7 @@ def part(module: str) -> str:
 def imports(path: Path) -> set[str]:
     """Dotted names that a file imports, `from orthoconv import x` counted as orthoconv.x."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -55,33 +60,33 @@ def tier(name: str) -> int:
     return next(k for k, parts in enumerate(TIERS) if name in parts)
 
 
-@every_file
-def test_a_tier_imports_only_lower_tiers(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own in ENTRY:
-        return
-    for module in imports(path):
-        if module.split(".")[0] != "orthoconv" or part(module) in {own, "__version__"}:
+def test_a_tier_imports_only_lower_tiers() -> None:
+    for path in FILES:
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for module in imports(path) if own not in ENTRY else ():
+            if module.split(".")[0] != "orthoconv" or part(module) in {own, "__version__"}:
+                continue
+            assert tier(part(module)) < tier(own), f"{path} (tier {tier(own)}) imports {module}"
+            assert not (own in INDEPENDENT and part(module) in {"nn", "models"}), f"{path} imports {module}"
+
+
+def test_only_the_lab_prints() -> None:
+    for path in FILES:
+        if path.relative_to(PACKAGE).parts[0] in {"lab", "__main__.py"}:
             continue
-        assert tier(part(module)) < tier(own), f"{own} (tier {tier(own)}) imports {module}"
-        assert not (own in INDEPENDENT and part(module) in {"nn", "models"}), f"{own} imports {module}"
+        calls = [n for n in nodes(path) if isinstance(n, ast.Call)]
+        assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"], path
+        of_the_lab = {m.split(".")[0] for m in imports(path)} & {"argparse", "jsonargparse", "matplotlib", "tqdm"}
+        assert not of_the_lab, f"{path} imports {of_the_lab}"
 
 
-@every_file
-def test_only_the_lab_prints(path: Path) -> None:
-    if path.relative_to(PACKAGE).parts[0] in {"lab", "__main__.py"}:
-        return
-    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-    assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"]
-    assert not {m.split(".")[0] for m in imports(path)} & {"argparse", "jsonargparse", "matplotlib", "tqdm"}
-
-
-def test_importing_costs_torch_and_nothing_else() -> None:
+def test_importing_costs_torch_and_nothing_else_and_reaches_every_part() -> None:
     code = """
 import sys, torch
 before = {m.partition('.')[0] for m in sys.modules}
 import orthoconv
 new = {m.partition('.')[0] for m in sys.modules} - before - set(sys.stdlib_module_names)
+orthoconv.attacks.pgd, orthoconv.data.load, orthoconv.train.fit
 print(sorted(new))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -103,10 +108,9 @@ def test_public_names_exist() -> None:
 
 def private_uses(path: Path) -> list[str]:
     """Private names of other objects that a file reads, by `a._b` or by an import; `self` and `cls` are its own."""
-    tree = ast.parse(path.read_text())
     own = {"self", "cls", "super"}
     used = []
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
             used.append((ast.unparse(node.value), node.attr))
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("orthoconv"):
@@ -117,7 +121,7 @@ def private_uses(path: Path) -> list[str]:
 def defined(path: Path) -> set[str]:
     """Private names that a file defines: functions, classes, methods, assigned names and attributes of self."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -127,7 +131,6 @@ def defined(path: Path) -> set[str]:
     return {name for name in names if name.startswith("_")}
 
 
-EVERYWHERE = set().union(*map(defined, FILES))
 OF_OTHERS = {
     "_replace",
     "_asdict",
@@ -138,17 +141,17 @@ OF_OTHERS = {
 }  # of Python and torch
 
 
-@every_file
-def test_no_module_uses_a_private_name_of_another(path: Path) -> None:
-    own = defined(path)
-    foreign = [use for use in private_uses(path) if use.rpartition(".")[2] not in own | OF_OTHERS]
-    assert not [use for use in foreign if use.rpartition(".")[2] in EVERYWHERE]
-    assert not [use for use in foreign if use.startswith("import.")]
+def test_no_module_uses_a_private_name_of_another() -> None:
+    everywhere = set().union(*map(defined, FILES))
+    for path in FILES:
+        known = defined(path) | OF_OTHERS
+        foreign = [use for use in private_uses(path) if use.rpartition(".")[2] not in known]
+        assert not [use for use in foreign if use.rpartition(".")[2] in everywhere], path
+        assert not [use for use in foreign if use.startswith("import.")], path
 
 
-@every_file
-def test_functions_are_short(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+def test_functions_are_short() -> None:
+    for path, node in ((p, n) for p in FILES for n in nodes(p)):
         if isinstance(node, ast.FunctionDef):
             first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
             lines = (node.body[-1].end_lineno or 0) - first.lineno + 1
@@ -165,17 +168,12 @@ def test_no_function_hides_a_module() -> None:
             assert getattr(package, parts[-1], module) is module, f"{package.__name__}.{parts[-1]}"
 
 
-def test_parts_are_reachable_from_the_package() -> None:
-    code = "import orthoconv; print(orthoconv.attacks.pgd, orthoconv.data.load, orthoconv.train.fit)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).returncode == 0
-
-
-@pytest.mark.parametrize("name", orthoconv.nn.__all__)
-def test_public_layers_document_their_arguments_and_shapes(name: str) -> None:
-    layer = getattr(orthoconv.nn, name)
-    text = inspect.getdoc(layer) or ""
-    if not isinstance(layer, type) or inspect.isabstract(layer):
-        return
-    assert "Shape:" in text, name
-    own = [p for p in inspect.signature(layer).parameters if p not in inspect.signature(nn.Module).parameters]
-    assert not own or "rguments" in text, name
+def test_public_layers_document_their_arguments_and_shapes() -> None:
+    for name in orthoconv.nn.__all__:
+        layer = getattr(orthoconv.nn, name)
+        text = inspect.getdoc(layer) or ""
+        if not isinstance(layer, type) or inspect.isabstract(layer):
+            continue
+        assert "Shape:" in text, name
+        own = [p for p in inspect.signature(layer).parameters if p not in inspect.signature(nn.Module).parameters]
+        assert not own or "rguments" in text, name

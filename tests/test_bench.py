@@ -100,11 +100,11 @@ def test_networks(tmp_path, capsys) -> None:
 
 
 def test_layers(tmp_path, capsys) -> None:
-    main(["bench", "layers", "--panels", "[e]", "--batch", "1", "--rounds", "1",
+    main(["bench", "layers", "--panels", "[a]", "--batch", "1", "--rounds", "1",
           "--methods", "[plain,cayley,rko]", "--out", str(tmp_path)])  # fmt: skip
-    assert "c 32, o 32, k 9, n 16, batch 1" in capsys.readouterr().out
+    assert "c 8, o 8, k 3, n 64, batch 1" in capsys.readouterr().out
     record = json.loads((tmp_path / "layers.json").read_text())
-    assert [case["panel"] for case in record["cases"]] == ["e"] * 6
+    assert [case["panel"] for case in record["cases"]] == ["a"] * 5
     assert (tmp_path / "layers.png").stat().st_size > 10_000
 
 

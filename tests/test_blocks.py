@@ -129,8 +129,8 @@ def test_a_power_iterate_in_place_of_the_bound_is_caught(monkeypatch: pytest.Mon
 @every_block
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_contract_checks_that_need_no_matrix(contract: Contract, case: Case) -> None:
-    suite.test_modes_agree(contract, case)
-    suite.test_parameters_are_complete_before_the_first_pass(contract, case)
+    suite.check_modes_agree(contract, case)
+    suite.check_parameters_are_complete_before_the_first_pass(contract, case)
 
 
 @every_block
@@ -140,8 +140,8 @@ def test_round_trips_and_empty_batches(contract: Contract) -> None:
 
 
 @suite.gradient_cases(BLOCKS)
-def test_gradients(contract: Contract, case: Case, mode: str) -> None:
-    suite.test_gradients(contract, case, mode)
+def test_gradients(contract: Contract, case: Case, mode: str, fast: bool) -> None:
+    suite.test_gradients(contract, case, mode, fast)
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_gradients(contract: Contract, case: Case, mode: str) -> None:
 @pytest.mark.parametrize("options", [{"identity": True}, {"hidden": 7}, {"hidden": 7, "identity": True}], ids=str)
 def test_gradients_with_options(contract: Contract, options: dict[str, int]) -> None:
     case = Case(2, 2, 3, (2, 3), options)
-    suite.test_gradients(contract, case, "train")
+    suite.test_gradients(contract, case, "train", fast=False)
     layer = contract.layer(case)
     assert len(layer.weight) == options.get("hidden", 2)  # the contract asks for as many rows as channels
     assert layer.lipschitz((2, 2, 3)) <= 1 + 1e-12

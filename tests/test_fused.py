@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -33,28 +33,35 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
 
 
-@pytest.fixture(params=["best", "matrices", "fused", "lifted", "factors", "chunks"])
-def path(request, monkeypatch) -> Iterator[str]:
+PATHS = ["best", "matrices", "fused", "lifted", "factors", "chunks"]
+
+
+@contextmanager
+def path(name: str) -> Iterator[None]:
     """Each way of computing, forced on matrices that are too small to need it."""
-    if request.param == "factors":
-        monkeypatch.setattr(budget, "INVERTED_ORDER", 0)
-    if request.param == "chunks":
-        monkeypatch.setattr(budget, "CHUNK_BYTES", 1)
-        monkeypatch.setattr(budget, "FEWEST_FREQUENCIES", 1)
-    with CayleyConv2d.forced(request.param) if request.param in ("matrices", "fused", "lifted") else nullcontext():
-        yield request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "factors":
+            patch.setattr(budget, "INVERTED_ORDER", 0)
+        if name == "chunks":
+            patch.setattr(budget, "CHUNK_BYTES", 1)
+            patch.setattr(budget, "FEWEST_FREQUENCIES", 1)
+        with CayleyConv2d.forced(name) if name in ("matrices", "fused", "lifted") else nullcontext():
+            yield
 
 
 @every_kind
 @every_case
-def test_every_path_equals_the_dense_oracle(kind: str, case: Case, path: str) -> None:
+def test_every_path_equals_the_dense_oracle(kind: str, case: Case) -> None:
     contract = LAYERS[kind]
     layer = contract.layer(case)
     shape = contract.input_shape(case)
     expected = contract.oracle(layer, case)
     for x in (torch.randn(1, *shape, dtype=torch.float64), torch.randn(7, *shape, dtype=torch.float64)):
-        y = layer(x) if layer.bias is None else layer(x) - layer.bias[:, None, None]
-        torch.testing.assert_close(y.flatten(1), x.flatten(1) @ expected.mT)
+        product = x.flatten(1) @ expected.mT
+        for name in PATHS:
+            with path(name):
+                y = layer(x) if layer.bias is None else layer(x) - layer.bias[:, None, None]
+            torch.testing.assert_close(y.flatten(1), product, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @every_kind
@@ -70,13 +77,11 @@ def test_modes_agree_to_the_bit(kind: str, case: Case) -> None:
 
 @every_kind
 @every_case
-def test_gradients_are_those_of_the_formed_matrices(kind: str, case: Case, path: str) -> None:
+def test_gradients_are_those_of_the_formed_matrices(kind: str, case: Case) -> None:
     contract = LAYERS[kind]
     layer = contract.layer(case)
-    x = torch.randn(1 if path == "factors" else 3, *contract.input_shape(case), dtype=torch.float64, requires_grad=True)
-    sources = (x, *layer.parameters())
 
-    def formed() -> Tensor:
+    def formed(x: Tensor) -> Tensor:
         size = case.inner_size
         W = fourier.spectrum(layer.kernel, size, dilation=layer.dilation, groups=layer.groups)
         Q = cayley(W) if layer.signs is None else cayley(W) * layer.signs.view(layer.groups, 1, 1, -1)
@@ -85,11 +90,15 @@ def test_gradients_are_those_of_the_formed_matrices(kind: str, case: Case, path:
         y = torch.nn.functional.pixel_shuffle(y, case.stride[0]) if contract.transposed else y
         return y if layer.bias is None else y + layer.bias[:, None, None]
 
-    y, expected = layer(x), formed()
-    direction = torch.randn_like(y)
-    found = torch.autograd.grad((y * direction).sum(), sources)
-    for a, b in zip(found, torch.autograd.grad((expected * direction).sum(), sources), strict=True):
-        torch.testing.assert_close(a, b)
+    for b, names in ((3, [name for name in PATHS if name != "factors"]), (1, ["factors"])):
+        x = torch.randn(b, *contract.input_shape(case), dtype=torch.float64, requires_grad=True)
+        sources, y = (x, *layer.parameters()), formed(x)
+        direction = torch.randn_like(y)
+        expected = torch.autograd.grad((y * direction).sum(), sources)
+        for name in names:
+            with path(name):
+                found = torch.autograd.grad((layer(x) * direction).sum(), sources)
+            torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @every_case

@@ -16,6 +16,7 @@ from orthoconv import certify, export, lipschitz_bound, models, register_method,
 from orthoconv import nn as layers
 from orthoconv.attacks import cross_examine
 from orthoconv.data import load
+from orthoconv.lab.benchmark import PANELS
 from orthoconv.lab.cli import main
 from orthoconv.nn import KernelConv2d, SpectralConv2d, WeightConv2d
 
@@ -81,8 +82,8 @@ def test_the_contract_suite(name: str, check) -> None:
     """Each test of the suite, on some of its cases."""
     wanted = inspect.signature(check).parameters
     cases = [CASES[k] for k in (0, 1, 2, 6, 14, 19, 23)] if "case" in wanted else [None]
-    for case in cases[:3] if "mode" in wanted else cases:
-        options = {"contract": CONTRACTS[name], "case": case, "mode": "train"}
+    for case in suite.GRADIENT_CASES[:3] if "mode" in wanted else cases:
+        options = {"contract": CONTRACTS[name], "case": case, "mode": "train", "fast": False}
         check(**{k: v for k, v in options.items() if k in wanted})
 
 
@@ -107,10 +108,16 @@ def test_networks_certificates_and_verification(name: str) -> None:
 
 
 @every_toy
-def test_export_and_onnx(name: str, tmp_path: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
+def test_export(name: str) -> None:
     model, x = network(name), torch.rand(5, 1, 8, 8)
     torch.testing.assert_close(export(model, (1, 8, 8))(x), model(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@every_toy
+def test_onnx(name: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model, x = network(name), torch.rand(5, 1, 8, 8)
     to_onnx(model, x, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"images": x.numpy()})
@@ -130,7 +137,8 @@ def test_the_command_line(name: str, tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("name", list(CONTRACTS)[:1])
-def test_benchmarks(name: str, tmp_path: Path) -> None:
+def test_benchmarks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PANELS, "a", ("image size", [{"c": 4, "o": 4, "k": 3, "n": n} for n in (4, 8)]))
     options = ["--methods", f"[plain,{name}]", "--rounds", "1", "--batch", "2", "--out", str(tmp_path)]
     main(["bench", "layers", "--panels", "[a]", *options])
     cases = json.loads((tmp_path / "layers.json").read_text())["cases"]

@@ -67,15 +67,6 @@ LAYERS = {
     "BROConv1d": Lines(BROConv1d, "orthogonal", lambda *args: spectral_matrix(*args, reflection)),
     "SOCConv1d": Lines(SOCConv1d, "orthogonal", lambda *args: spectral_matrix(*args, skew_exponential)),
 }
-CHECKS = [
-    checks.test_equals_the_dense_oracle,
-    checks.test_guarantee_holds_in_float64,
-    checks.test_guarantee_holds_in_float32,
-    checks.test_isometries_keep_the_norm_and_have_an_inverse,
-    checks.test_singular_values_are_those_of_the_matrix,
-    checks.test_modes_agree,
-    checks.test_parameters_are_complete_before_the_first_pass,
-]
 every_layer = pytest.mark.parametrize("contract", LAYERS.values(), ids=LAYERS.keys())
 
 
@@ -93,8 +84,8 @@ def marks(name: str, k: int) -> list[pytest.MarkDecorator]:
 )
 def test_contract(contract: Contract, case: Case) -> None:
     lifts = contract.build is BROConv1d and case.size[1] > 64  # in training alone, so to rounding
-    for check in CHECKS:
-        if check is checks.test_modes_agree and lifts:
+    for check in checks.CHECKS:
+        if check is checks.check_modes_agree and lifts:
             layer, x = contract.layer(case), checks.images(contract, case)
             torch.testing.assert_close(layer(x), layer.eval()(x))
         else:
@@ -104,9 +95,9 @@ def test_contract(contract: Contract, case: Case) -> None:
 @every_layer
 @pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_gradients(contract: Contract, mode: str) -> None:
-    checks.test_gradients(contract, case(2, 3, 3, 4), mode)
+    checks.test_gradients(contract, case(2, 3, 3, 4), mode, fast=False)
     if isinstance(contract.build, type):
-        checks.test_gradients(contract, case(2, 2, 2, 4, stride=2, groups=2), mode)
+        checks.test_gradients(contract, case(2, 2, 2, 4, stride=2, groups=2), mode, fast=False)
 
 
 @every_layer

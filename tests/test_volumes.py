@@ -136,15 +136,6 @@ CASES = [
     Volume(2, 4, 2, (2, 2, 4), {"groups": 2, "stride": (1, 1, 2)}),
 ]
 CORE = {0, 8, 9}
-CHECKS = [
-    checks.test_equals_the_dense_oracle,
-    checks.test_guarantee_holds_in_float64,
-    checks.test_guarantee_holds_in_float32,
-    checks.test_isometries_keep_the_norm_and_have_an_inverse,
-    checks.test_singular_values_are_those_of_the_matrix,
-    checks.test_modes_agree,
-    checks.test_parameters_are_complete_before_the_first_pass,
-]
 every_layer = pytest.mark.parametrize("contract", LAYERS.values(), ids=LAYERS.keys())
 
 
@@ -161,15 +152,15 @@ def marks(name: str, k: int) -> list[pytest.MarkDecorator]:
     ],
 )
 def test_contract(contract: Contract, case: Volume) -> None:
-    for check in CHECKS:
+    for check in checks.CHECKS:
         check(contract, case)
 
 
 @every_layer
 @pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_gradients(contract: Contract, mode: str) -> None:
-    checks.test_gradients(contract, Volume(2, 2, (1, 2, 2), (2, 1, 2)), mode)
-    checks.test_gradients(contract, Volume(1, 2, 2, (2, 2, 2), {"stride": (1, 2, 1)}), mode)
+    checks.test_gradients(contract, Volume(2, 2, (1, 2, 2), (2, 1, 2)), mode, fast=False)
+    checks.test_gradients(contract, Volume(1, 2, 2, (2, 2, 2), {"stride": (1, 2, 1)}), mode, fast=False)
 
 
 @every_layer

@@ -1,0 +1,54 @@
+"""Figures in prose are those of the records: docs/figures.py reads the comment that stands behind each."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from orthoconv import models
+from orthoconv.lab.pages import render
+from orthoconv.models.describing import description_of
+from orthoconv.models.trained import PRETRAINED
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+AT_LEAST = {"docs/reproducing.md": 50, "docs/performance.md": 6, "docs/training.md": 14}
+
+
+@pytest.fixture(scope="module")
+def figures():
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_marked_figure_is_that_of_its_record(figures) -> None:
+    wrong = {str(page.relative_to(ROOT)): figures.disagreements(page.read_text()) for page in PAGES}
+    assert not any(wrong.values()), {page: lines for page, lines in wrong.items() if lines}
+    for name, count in AT_LEAST.items():
+        text = (ROOT / name).read_text()
+        assert len(figures.marked(text)) >= count
+        assert len(figures.marked(text)) == text.count("<!-- "), "a comment that stands behind no figure"
+
+
+def test_a_figure_that_differs_is_found(figures) -> None:
+    source = "kwlarge_provable a1ca69 evaluation/clean %"
+    assert figures.disagreements(f"74.8 %<!-- {source} --> and 74.81<!-- {source} -->") == []
+    assert figures.disagreements(f"74.9<!-- {source} -->") == [f"74.9 is 74.8 by {source!r}"]
+    with pytest.raises(ValueError, match="has 0 records whose hash starts with 'none', not 1"):
+        figures.disagreements("1.0<!-- kwlarge_provable none evaluation/clean -->")
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_a_card_is_that_of_its_network_and_of_its_record(name: str) -> None:
+    card, known = models.card(name), description_of(models.pretrained(name))
+    about = {**card, "classes": known.class_names, "shape": known.input_shape}
+    page = render("card.md.j2", name=name, digest=PRETRAINED[name], **about)
+    page = page.replace(f'models.load("{name}.safetensors")', f'models.pretrained("{name}")')
+    assert (ROOT / "docs" / "cards" / f"{name}.md").read_text() == page
+    lines = [line for path in sorted((ROOT / "results").glob("*.jsonl")) for line in path.read_text().splitlines()]
+    records = [r for r in map(json.loads, lines) if r["hash"] == card["hash"] and "evaluation" in r]
+    assert {**records[0]["evaluation"], "hardware": None} == {**card["figures"], "hardware": None}
+    assert len(records) == 1
