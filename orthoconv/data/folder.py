@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from orthoconv.data.arrangement import Arrangement, Labelled, arranged
+from orthoconv.data.decoding import SUFFIXES, read_picture
 from orthoconv.data.labels import LABEL_FILES, labelled_files
 from orthoconv.data.resizing import resized, size_of
 from orthoconv.data.split import DataError, Progress, Split
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "WEBP", "TIFF")
 _TESTS = ("test", "val", "valid", "validation")
 Files = list[tuple[Path, str]]  # of images, and the name of the class of each
 
@@ -92,7 +91,7 @@ def _images(paths: list[Path], how: Arrangement) -> Tensor:
     size = None if how.resize is None else size_of(how.resize)
     images: list[Tensor] = []
     for path in paths:
-        image = _image(path)
+        image = read_picture(path)
         image = image if size is None else resized(image[None], size)[0]
         if images and image.shape[1:] != images[0].shape[1:]:
             (h, w), (first_h, first_w) = image.shape[1:], images[0].shape[1:]
@@ -103,21 +102,3 @@ def _images(paths: list[Path], how: Arrangement) -> Tensor:
         images.append(image)
     channels = max(len(image) for image in images)
     return torch.stack([image.expand(channels, -1, -1) for image in images])
-
-
-def _image(path: Path) -> Tensor:
-    try:
-        from PIL import Image, ImageOps
-
-        with Image.open(path, formats=_FORMATS) as source:
-            image = ImageOps.exif_transpose(source)
-            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
-                grey = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
-                return (grey.view(1, image.height, image.width) / 257).round().to(torch.uint8)
-            mode = "L" if image.mode in ("L", "1") else "RGB"
-            raw = torch.frombuffer(bytearray(image.convert(mode).tobytes()), dtype=torch.uint8)
-            return raw.view(image.height, image.width, -1).permute(2, 0, 1)
-    except ModuleNotFoundError as error:
-        raise DataError('reading images needs Pillow: pip install "orthoconv[lab]"') from error
-    except Exception as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from error

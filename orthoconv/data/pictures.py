@@ -1,24 +1,19 @@
 """Pictures of any kind as the images that a network takes: (b, c, h, w) in [0, 1]."""
 
-__all__ = ["SUFFIXES", "Picture", "as_images", "read_picture"]
+__all__ = ["Picture", "as_images"]
 
-import io
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from orthoconv.data.decoding import pixels_of, read_picture
 from orthoconv.data.resizing import resized
-from orthoconv.data.split import DataError
 
 Picture = Any  # a tensor, a NumPy array, a PIL image, the path of a file, or the bytes of one
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # Pillow would run a program for some of the others
-_MOST_PIXELS = 100_000_000
 _ROUNDING = 1e-5  # how far a float may be outside of [0, 1]
 _LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, as in ITU-R 601 and in Pillow
 
@@ -62,44 +57,6 @@ def as_images(
     return torch.cat([p.to(parts[0].device) for p in parts])
 
 
-def read_picture(source: str | os.PathLike[str] | bytes, channels: int | None = None, most: int = _MOST_PIXELS) -> Any:
-    """Open and decode an image file with Pillow; a photograph is turned upright.
-
-    Arguments:
-        source: Path of the file, or its bytes.
-        channels: 1 for grey, 3 for colour; by default what the file has.
-        most: Pixels that the image may have; one with more is refused before it is decoded.
-
-    Returns:
-        A PIL image of the mode L, RGB or I.
-    """
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ModuleNotFoundError as error:
-        raise DataError('reading image files needs Pillow: pip install "orthoconv[lab]"') from error
-    name = "the image" if isinstance(source, bytes) else str(source)
-    if not isinstance(source, bytes) and not Path(source).is_file():
-        raise DataError(f"{name} is a folder, not an image" if Path(source).is_dir() else f"{name} does not exist")
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
-            if image.width * image.height > most:
-                raise ValueError(f"it has {image.width} x {image.height} pixels, more than {most}")
-            return _converted(ImageOps.exif_transpose(image), channels)
-    except Exception as error:  # whatever a file of any bytes makes a decoder raise
-        reason = "it is not in a format that is known" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{name} cannot be read as an image ({', '.join(_FORMATS)}): {reason}") from error
-
-
-def _converted(image: Any, channels: int | None) -> Any:
-    """Convert a PIL image to grey or RGB; one of 16 bits stays what it is."""
-    if image.mode == "F":
-        raise ValueError("its pixels are floats, whose range nobody knows; give an array in [0, 1]")
-    if image.mode.startswith("I"):
-        return image.convert("I")
-    grey = image.mode in ("L", "1") if channels is None else channels == 1
-    return image.convert("L" if grey else "RGB")
-
-
 def _tensor(picture: Picture, channels: int | None) -> Tensor:
     """Return one picture, or a batch, as floats (b, c, h, w) with that number of channels."""
     if isinstance(picture, Tensor):
@@ -110,17 +67,14 @@ def _tensor(picture: Picture, channels: int | None) -> Tensor:
             raise ValueError(f"the network takes images of {channels} channels, got a tensor {tuple(picture.shape)}")
         return x
     if isinstance(picture, str | os.PathLike | bytes):
-        picture = read_picture(picture, channels)
-    elif type(picture).__module__.startswith("PIL."):
-        picture = _converted(picture, channels)
-    elif not isinstance(picture, np.ndarray):
+        return _with_channels(_unit(read_picture(picture, channels)[None]), channels)
+    if type(picture).__module__.startswith("PIL."):
+        return _with_channels(_unit(pixels_of(picture, channels)[None]), channels)
+    if not isinstance(picture, np.ndarray):
         raise TypeError(
             f"an image must be a tensor, a NumPy array, a PIL image, the path of a file or its bytes, "
             f"got {type(picture).__name__}"
         )
-    if not isinstance(picture, np.ndarray):
-        wide = picture.mode == "I"  # of 16 bits, which count from 0 to 65535
-        picture = (np.asarray(picture) / 257).round().clip(0, 255).astype(np.uint8) if wide else np.asarray(picture)
     return _with_channels(_channels_first(picture, channels), channels)
 
 

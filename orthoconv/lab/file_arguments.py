@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orthoconv.data import DataError
-from orthoconv.data.pictures import SUFFIXES
+from orthoconv.data.decoding import SUFFIXES
 
 _MOST_BYTES = 1 << 28  # that are read from the standard input
 _COMMAND = "certify"

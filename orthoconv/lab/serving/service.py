@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from orthoconv.attacks import L2Ball, pgd
 from orthoconv.certificates import lipschitz_bound
-from orthoconv.data.pictures import as_images, read_picture
+from orthoconv.data.decoding import read_picture
+from orthoconv.data.pictures import as_images
 from orthoconv.devices import move
 from orthoconv.margins import margin
 from orthoconv.models.describing import description_of
