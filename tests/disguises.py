@@ -95,7 +95,7 @@ class Triple(nn.Module):
 
 
 def parametrized(r: random.Random, part: nn.Module) -> None:
-    if getattr(part, "weight", None) is not None and not parametrize.is_parametrized(part):
+    if isinstance(getattr(part, "weight", None), Tensor) and not parametrize.is_parametrized(part):
         parametrize.register_parametrization(part, "weight", Triple())
 
 
