@@ -56,14 +56,24 @@ def records_of(case: Case, experiment: Experiment, records: list[Record]) -> lis
 
     A record belongs to the run that its own configuration describes. The digest that it stores is not used.
     """
-    matching = []
+    return _done(case, experiment, _by_digest(experiment, records))
+
+
+def _by_digest(experiment: Experiment, records: list[Record]) -> dict[str, list[Record]]:
+    """Sort records by the digest of their complete configuration."""
+    found: dict[str, list[Record]] = {}
     for record in records:
         try:
             config = resolved(record["config"], experiment.runner)
         except (KeyError, TypeError, ValueError):  # the record of another runner
             continue
-        if digest(config) == case.hash and experiment.runner.is_done(record, case.evaluation):
-            matching.append(record)
+        found.setdefault(digest(config), []).append(record)
+    return found
+
+
+def _done(case: Case, experiment: Experiment, found: dict[str, list[Record]]) -> list[Record]:
+    """Return the records of a run that have what its evaluation asks for."""
+    matching = [r for r in found.get(case.hash, []) if experiment.runner.is_done(r, case.evaluation)]
     return sorted(matching, key=lambda record: record.get("evaluation", {}).get("attacked", 0))
 
 
@@ -79,9 +89,9 @@ def resolved(config: dict[str, Any], runner: Runner) -> dict[str, Any]:
 def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Table:
     """Make the table of an experiment from one record of each run."""
     ours: dict[Key, list[float]] = {}
-    cases = experiment.cases(budget)
+    cases, found = experiment.cases(budget), _by_digest(experiment, records)
     for case in cases:
-        for record in records_of(case, experiment, records)[-1:]:
+        for record in _done(case, experiment, found)[-1:]:
             for column, figures in _by_column(case.series, metrics_of(record)).items():
                 for key, value in figures.items():
                     ours.setdefault((_key(case.x, key), column), []).append(value)
