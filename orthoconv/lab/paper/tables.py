@@ -1,6 +1,6 @@
 """Tables of an experiment, made from records alone: our figures beside the paper's."""
 
-__all__ = ["Cell", "Table", "make_table", "markdown", "records_of", "resolved"]
+__all__ = ["Cell", "Table", "made_runs", "make_table", "markdown", "records_of", "resolved"]
 
 import statistics
 from typing import Any, NamedTuple
@@ -77,6 +77,12 @@ def _done(case: Case, experiment: Experiment, found: dict[str, list[Record]]) ->
     return sorted(matching, key=lambda record: record.get("evaluation", {}).get("attacked", 0))
 
 
+def made_runs(cases: list[Case], experiment: Experiment, records: list[Record]) -> list[tuple[Case, Record]]:
+    """Return those runs that have a record, each with the last of `records_of`."""
+    found = _by_digest(experiment, records)
+    return [(case, done[-1]) for case in cases if (done := _done(case, experiment, found))]
+
+
 def resolved(config: dict[str, Any], runner: Runner) -> dict[str, Any]:
     """Complete the configuration of a record: older records lack fields that were added later."""
     if "wasserstein" in config:
@@ -89,12 +95,11 @@ def resolved(config: dict[str, Any], runner: Runner) -> dict[str, Any]:
 def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Table:
     """Make the table of an experiment from one record of each run."""
     ours: dict[Key, list[float]] = {}
-    cases, found = experiment.cases(budget), _by_digest(experiment, records)
-    for case in cases:
-        for record in _done(case, experiment, found)[-1:]:
-            for column, figures in _by_column(case.series, metrics_of(record)).items():
-                for key, value in figures.items():
-                    ours.setdefault((_key(case.x, key), column), []).append(value)
+    cases = experiment.cases(budget)
+    for case, record in made_runs(cases, experiment, records):
+        for column, figures in _by_column(case.series, metrics_of(record)).items():
+            for key, value in figures.items():
+                ours.setdefault((_key(case.x, key), column), []).append(value)
     xs = list(dict.fromkeys(case.x for case in cases))
     rows = [Row(_key(x, r.key), _label(experiment, x, r.label), r.decimals) for x in xs for r in experiment.rows]
     cells = {
