@@ -99,12 +99,13 @@ def test_networks(tmp_path, capsys) -> None:
     assert (tmp_path / "networks.png").stat().st_size > 10_000
 
 
-def test_layers(tmp_path, capsys) -> None:
+def test_layers(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(bench.PANELS, "a", ("image size", bench.PANELS["a"][1][:2]))
     main(["bench", "layers", "--panels", "[a]", "--batch", "1", "--rounds", "1",
           "--methods", "[plain,cayley,rko]", "--out", str(tmp_path)])  # fmt: skip
-    assert "c 8, o 8, k 3, n 64, batch 1" in capsys.readouterr().out
+    assert "c 8, o 8, k 3, n 8, batch 1" in capsys.readouterr().out
     record = json.loads((tmp_path / "layers.json").read_text())
-    assert [case["panel"] for case in record["cases"]] == ["a"] * 5
+    assert [case["panel"] for case in record["cases"]] == ["a"] * 2
     assert (tmp_path / "layers.png").stat().st_size > 10_000
 
 

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -118,13 +116,11 @@ def test_the_name_of_a_file_cannot_command_the_terminal(place: Path, capsys) -> 
     path.unlink()
 
 
-def test_standard_input(place: Path) -> None:
-    command = [sys.executable, "-m", "orthoconv", "certify", str(place / "run"), "-", "--format", "json"]
-    same = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums in one order, for the same bits
-    given = encoded(picture(8, 8, seed=1))
-    result = subprocess.run(command, input=given, capture_output=True, timeout=120, env=same)
-    assert result.returncode == 0, result.stderr
-    (row,) = json.loads(result.stdout)
+def test_standard_input(place: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(encoded(picture(8, 8, seed=1)))))
+    status, out, err = certify(capsys, place / "run", "-", "--format", "json")
+    assert (status, err) == (0, "")
+    (row,) = json.loads(out)
     (one,) = predict(models.load(place / "run"), place / "images" / "1.png")
     assert (row["file"], row["index"], row["radius"]) == ("-", one.index, one.radius)
 

@@ -19,7 +19,7 @@ def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_compiled_model_is_certified_as_what_it_was_made_from(whole: bool) -> None:
     model, x = network(), torch.rand(4, 1, 4, 4)
     labels = model(x).argmax(1)

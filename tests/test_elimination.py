@@ -123,6 +123,7 @@ def test_singular_matrices():
         inverse(M)
 
 
+@pytest.mark.slow
 def test_is_right_after_set_num_threads():
     """Note [Batched LU]: with torch's own batched LU this fails on some machines, or never ends."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "MKL_"))}

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=[name for name in conv_methods() if name != "plain"])
 def trained(request: pytest.FixtureRequest, tmp_path) -> nn.Module:
-    """A small network of that method after three epochs, with a head of rows of norm 1."""
+    """A small network of that method after two epochs, with a head of rows of norm 1."""
     torch.manual_seed(0)
     model = models.build("kwlarge", request.param, width=0.25, in_channels=1, image_size=8, head="normalized")
-    recipe = Recipe(epochs=3, batch_size=64, augment=False, loss="offset_cross_entropy")
-    assert len(list(fit(model, load("digits")[0], recipe, tmp_path / "checkpoint"))) == 3
+    recipe = Recipe(epochs=2, batch_size=64, augment=False, loss="offset_cross_entropy")
+    assert len(list(fit(model, load("digits")[0], recipe, tmp_path / "checkpoint"))) == 2
     return model.eval().requires_grad_(False)
 
 

@@ -110,6 +110,7 @@ def test_a_layer_in_two_places() -> None:
     torch.testing.assert_close(plain(x), model.eval()(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_torch_export_and_compile() -> None:
     model = models.build("kwlarge", width=0.125, image_size=8).eval()
     plain, x = export(model, (3, 8, 8)), torch.rand(4, 3, 8, 8)

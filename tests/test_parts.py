@@ -174,6 +174,7 @@ def test_plain_form_and_state(name: str) -> None:
     assert layer.to("meta")(x.to("meta")).shape == y.shape
 
 
+@pytest.mark.slow
 @every_class
 @torch.no_grad()
 def test_torch_export(name: str) -> None:
@@ -182,12 +183,19 @@ def test_torch_export(name: str) -> None:
     torch.testing.assert_close(program(x[:2]), layer(x[:2]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.script. is deprecated")
+@every_class
+def test_compiled(name: str) -> None:
+    layer, x = PARTS[name]().double(), torch.randn(3, *SHAPE, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
 @every_class
 def test_under_transforms(name: str) -> None:
     layer, x = PARTS[name]().double(), torch.randn(3, *SHAPE, dtype=torch.float64)
     torch.testing.assert_close(torch.func.vmap(lambda image: layer(image[None])[0])(x), layer(x))
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x))
     forward, reverse = (jac(lambda v: layer(v[None]).sum(0))(x[0]) for jac in (torch.func.jacfwd, torch.func.jacrev))
     torch.testing.assert_close(forward, reverse)
 

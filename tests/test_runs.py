@@ -164,6 +164,7 @@ OWN = ("--recipe.batch_size", "4", "--model.width", "0.125", "--recipe.epochs", 
 QUICK = ("--attack_examples", "2", "--apgd_iterations", "2")
 
 
+@pytest.mark.slow
 def test_a_run_knows_where_its_data_is(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("pyautoattack")
     for part in ("train", "test"):

@@ -37,6 +37,10 @@ def network() -> nn.Sequential:
     )
 
 
+def small() -> nn.Sequential:
+    return nn.Sequential(CayleyConv2d(2, 4, 3), nn.Flatten(), CayleyLinear(256, 3))
+
+
 def alternatives() -> nn.Sequential:
     return nn.Sequential(
         BCOPConv2d(2, 4, 3),
@@ -101,8 +105,11 @@ def test_autocast_between_other_layers() -> None:
 @pytest.mark.parametrize(
     ("make", "training"),
     [
-        (network, True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(network, False), (alternatives, True)]),
+        (small, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(network, True), (network, False), (alternatives, True)]
+        ),
     ],
 )
 def test_compiled_numbers_are_the_same(make, training: bool) -> None:

@@ -10,7 +10,7 @@ from orthoconv.lab import plots
 from orthoconv.lab.pages import render
 from orthoconv.lab.paper.experiment import Experiment
 from orthoconv.lab.paper.records import Record, read_records
-from orthoconv.lab.paper.tables import Table, make_table, markdown, records_of
+from orthoconv.lab.paper.tables import Table, made_runs, make_table, markdown
 
 
 def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) -> Path:
@@ -27,7 +27,7 @@ def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) ->
         if smoke is not (budget == "smoke"):
             continue
         cases = experiment.cases(budget)
-        made = [(case, matching[-1]) for case in cases if (matching := records_of(case, experiment, records))]
+        made = made_runs(cases, experiment, records)
         table = make_table(experiment, budget, records)
         parts.append({
             "budget": budget, "note": experiment.note(budget), "table": table, "made": made, "wanted": len(cases),

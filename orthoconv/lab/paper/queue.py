@@ -17,7 +17,7 @@ from orthoconv.lab.paper.experiment import Case, Experiment, load_experiment
 from orthoconv.lab.paper.pages import write_pages
 from orthoconv.lab.paper.records import Record
 from orthoconv.lab.paper.runners import Context
-from orthoconv.lab.paper.tables import records_of
+from orthoconv.lab.paper.tables import made_runs
 from orthoconv.lab.search import complete_trial, has_record, load_trials
 
 _FIELDS = {"trials", "experiment", "budget", "only", "seeds"}
@@ -96,10 +96,10 @@ def _cases(entry: dict[str, Any], results: Path, runs: Path, data_dir: Path | No
     only, seeds = entry.get("only") or experiment.series, entry.get("seeds")
     if unknown := [column for column in only if column not in experiment.series]:
         raise ValueError(f"{experiment.name} has the columns {', '.join(experiment.series)}; got {unknown[0]!r}")
-    jobs = []
-    for case in experiment.cases(budget):
-        wanted = case.series in only and (seeds is None or case.seed in seeds)
-        if wanted and not records_of(case, experiment, records):
+    cases, jobs = experiment.cases(budget), []
+    done = [case for case, _ in made_runs(cases, experiment, records)]
+    for case in cases:
+        if case.series in only and (seeds is None or case.seed in seeds) and case not in done:
             context = Context(runs / "reproduce", data_dir, case.evaluation)
             run = partial(_complete, experiment, budget, case, results, context)
             group, name = f"{experiment.name}, {budget}", title_of(experiment, case)

@@ -1,6 +1,6 @@
 """Tables of an experiment, made from records alone: our figures beside the paper's."""
 
-__all__ = ["Cell", "Table", "make_table", "markdown", "records_of", "resolved"]
+__all__ = ["Cell", "Table", "made_runs", "make_table", "markdown", "records_of", "resolved"]
 
 import statistics
 from typing import Any, NamedTuple
@@ -56,15 +56,31 @@ def records_of(case: Case, experiment: Experiment, records: list[Record]) -> lis
 
     A record belongs to the run that its own configuration describes. The digest that it stores is not used.
     """
-    matching = []
+    return _done(case, experiment, _by_digest(experiment, records))
+
+
+def _by_digest(experiment: Experiment, records: list[Record]) -> dict[str, list[Record]]:
+    """Sort records by the digest of their complete configuration."""
+    found: dict[str, list[Record]] = {}
     for record in records:
         try:
             config = resolved(record["config"], experiment.runner)
         except (KeyError, TypeError, ValueError):  # the record of another runner
             continue
-        if digest(config) == case.hash and experiment.runner.is_done(record, case.evaluation):
-            matching.append(record)
+        found.setdefault(digest(config), []).append(record)
+    return found
+
+
+def _done(case: Case, experiment: Experiment, found: dict[str, list[Record]]) -> list[Record]:
+    """Return the records of a run that have what its evaluation asks for."""
+    matching = [r for r in found.get(case.hash, []) if experiment.runner.is_done(r, case.evaluation)]
     return sorted(matching, key=lambda record: record.get("evaluation", {}).get("attacked", 0))
+
+
+def made_runs(cases: list[Case], experiment: Experiment, records: list[Record]) -> list[tuple[Case, Record]]:
+    """Return those runs that have a record, each with the last of `records_of`."""
+    found = _by_digest(experiment, records)
+    return [(case, done[-1]) for case in cases if (done := _done(case, experiment, found))]
 
 
 def resolved(config: dict[str, Any], runner: Runner) -> dict[str, Any]:
@@ -80,11 +96,10 @@ def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Ta
     """Make the table of an experiment from one record of each run."""
     ours: dict[Key, list[float]] = {}
     cases = experiment.cases(budget)
-    for case in cases:
-        for record in records_of(case, experiment, records)[-1:]:
-            for column, figures in _by_column(case.series, metrics_of(record)).items():
-                for key, value in figures.items():
-                    ours.setdefault((_key(case.x, key), column), []).append(value)
+    for case, record in made_runs(cases, experiment, records):
+        for column, figures in _by_column(case.series, metrics_of(record)).items():
+            for key, value in figures.items():
+                ours.setdefault((_key(case.x, key), column), []).append(value)
     xs = list(dict.fromkeys(case.x for case in cases))
     rows = [Row(_key(x, r.key), _label(experiment, x, r.label), r.decimals) for x in xs for r in experiment.rows]
     cells = {
