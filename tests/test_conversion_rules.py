@@ -240,3 +240,14 @@ def test_strided_weights_that_fit_blocks_of_pixels_are_projected(k: int, p: int)
 def test_weights_are_kept_by_methods_that_project_alone() -> None:
     with pytest.raises(ValueError, match=r'keep_weights=True needs conv="lot" .* got \'cayley\' and None'):
         convert(nn.Linear(3, 3), (3,), conv="cayley", keep_weights=True)
+
+
+def test_a_learned_scale_of_one_number_has_a_gradient() -> None:
+    """d/dg sum(g x) = sum(x) at the first g = 1, where the scale may still fall."""
+    x = torch.rand(2, 3, 4, 4)
+    gain = Gain((1,))
+    gain(x).sum().backward()
+    torch.testing.assert_close(gain.weight.grad, x.sum()[None])
+    gain.weight.data.fill_(-3.0)
+    assert torch.equal(gain(x), -x)
+    assert lipschitz_bound(gain, (3, 4, 4)) < 1 + 1e-6
