@@ -59,6 +59,18 @@ class NormAct(nn.BatchNorm2d):
         return self.act(x)
 
 
+class EvoNorm2dS0(nn.Module):
+    """A class that is known by its name, as timm has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias, self.v = (nn.Parameter(torch.ones(4)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, v = (p[:, None, None] for p in (self.weight, self.bias, self.v))
+        return x * (x * v).sigmoid() / x.std((1, 2, 3), keepdim=True) * weight + bias
+
+
 class MyConv(nn.Conv2d):
     pass
 
@@ -123,7 +135,15 @@ OTHERS: dict[str, nn.Module] = {
     "constant": Own(lambda self, x: x - torch.tensor(0.5) + self.gamma),
     "training branch": Own(lambda self, x: 5 * x if self.training else F.dropout(x, 0.5, self.training)),
     "softmax": Own(lambda self, x: torch.softmax(x.flatten(1), 1)),
-}
+    "casts": Own(lambda self, x: self.parts[0](x.float()).to(x.dtype).type_as(x), nn.Conv2d(4, 4, 1)),
+    "padded by a number": nn.Sequential(nn.ConstantPad2d((1, -2, 3, 0), 5.0), nn.ZeroPad2d(1)),
+    "padded before a maximum": Own(lambda self, x: F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-math.inf), 2, 2)),
+    "state that starts at zero": Own(
+        lambda self, x: torch.sigmoid(self.parts[0](x)) * (self.parts[1](torch.zeros_like(x)) + x),
+        nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1),
+    ),
+    "norm and activation in one": EvoNorm2dS0(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -240,3 +260,14 @@ def test_strided_weights_that_fit_blocks_of_pixels_are_projected(k: int, p: int)
 def test_weights_are_kept_by_methods_that_project_alone() -> None:
     with pytest.raises(ValueError, match=r'keep_weights=True needs conv="lot" .* got \'cayley\' and None'):
         convert(nn.Linear(3, 3), (3,), conv="cayley", keep_weights=True)
+
+
+def test_a_learned_scale_of_one_number_has_a_gradient() -> None:
+    """d/dg sum(g x) = sum(x) at the first g = 1, where the scale may still fall."""
+    x = torch.rand(2, 3, 4, 4)
+    gain = Gain((1,))
+    gain(x).sum().backward()
+    torch.testing.assert_close(gain.weight.grad, x.sum()[None])
+    gain.weight.data.fill_(-3.0)
+    assert torch.equal(gain(x), -x)
+    assert lipschitz_bound(gain, (3, 4, 4)) < 1 + 1e-6

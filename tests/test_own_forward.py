@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from orthoconv import certify, export, in_double, lipschitz_bound, verify
+from orthoconv import certify, convert, export, in_double, lipschitz_bound, predict, verify
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.nn import CayleyConv2d, CayleyLinear, MaxMin, UnitCat
 from orthoconv.testing import dense_matrix
@@ -149,6 +150,19 @@ def test_wrappers_are_looked_through(name: str) -> None:
     wrapped.register_forward_hook(lambda module, inputs, output: 5 * output)
     with pytest.raises(TypeError, match="forward hooks"):
         lipschitz_bound(wrapped, (4, 6, 6))
+
+
+def test_distributed_models_are_looked_through(tmp_path) -> None:
+    distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        model, x = Network().eval(), torch.rand(4, 4, 6, 6)
+        wrapped = DistributedDataParallel(model).eval()
+        assert lipschitz_bound(wrapped, (4, 6, 6)) == pytest.approx(lipschitz_bound(model, (4, 6, 6)), rel=1e-12)
+        _check_certificates(model, wrapped, x)
+        assert torch.equal(predict(wrapped, x).index, model(x).argmax(1))
+        assert lipschitz_bound(convert(wrapped, (4, 6, 6)).eval(), (4, 6, 6)) < 1 + 1e-5
+    finally:
+        distributed.destroy_process_group()
 
 
 def _check_certificates(model: nn.Module, wrapped: nn.Module, x: Tensor) -> None:

@@ -133,9 +133,9 @@ def _padding(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float
         return None
     sides: Any = (*pad, *[0] * (4 - len(pad)))
     if mode == "constant" and len(pad) == 6:  # of the channels, too
-        return None if value else nn.ZeroPad3d(sides)
+        return nn.ConstantPad3d(sides, value or 0.0)
     if mode == "constant":
-        return None if value else nn.ZeroPad2d(sides)
+        return nn.ConstantPad2d(sides, value or 0.0)
     kinds: dict[str, Any] = {"reflect": nn.ReflectionPad2d, "replicate": nn.ReplicationPad2d,
                              "circular": nn.CircularPad2d}  # fmt: skip
     return kinds[mode](sides) if mode in kinds else None

@@ -188,7 +188,7 @@ def _corners(module: nn.Hardtanh, shape: Shape) -> float:
 
 register_rule(
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
-    nn.ReLU, nn.ReLU6, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+    nn.ReLU, nn.ReLU6, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
     lipschitz=1.0, rounding=0.0,
 )  # fmt: skip
 register_rule(nn.Hardtanh, lipschitz=1.0, rounding=0.0, constants=_corners)

@@ -22,6 +22,7 @@ _IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv, torch.relu_: torch.relu,
 }  # fmt: skip
+_CASTS = {"to", "float", "double", "type", "type_as"}
 _FAILURES = (TraceError, TypeError, RuntimeError, NameError, NotImplementedError, AttributeError, IndexError, KeyError,
              ValueError, AssertionError)  # fmt: skip
 
@@ -113,6 +114,9 @@ class _Tracer(GraphAppendingTracer):
         target, kwargs, changed = _on_values(kind, target, args, kwargs)
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs))
         values = tuple(self._run(kind, target, args, kwargs, k) for k in (0, 1))
+        if target in _CASTS and type(args[0]) is Value and all(map(operator.is_, values, args[0].values)):
+            self.graph.erase_node(node)
+            return args[0]  # a cast to what it is already
         proxy = self._proxy(node, values)
         if changed:
             self._rename(args[0], proxy)

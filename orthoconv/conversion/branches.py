@@ -142,3 +142,6 @@ register_conversion(
     proof="A value spread over n entries is divided by root n.",
 )  # fmt: skip
 register_conversion(torch.neg, operator.neg, "neg", make=lambda part: None, proof="It keeps distances.")
+register_conversion(
+    torch.zeros_like, make=lambda part: Scale(0.0), proof="It is constant, the value that it is like times 0."
+)

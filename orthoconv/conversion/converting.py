@@ -21,7 +21,6 @@ from orthoconv.modules import zeros_for
 from orthoconv.nn import CayleyConvTranspose2d, LOTConvTranspose2d
 from orthoconv.nn.methods import conv_method, linear_method
 
-
 _UNTRACEABLE = (
     "Write this part so that no value of a tensor decides what is computed, of modules and functions of torch; or give "
     "its class a rule by orthoconv.register_conversion, which takes its place as a whole"

@@ -2,6 +2,7 @@
 
 __all__ = ["fitted"]
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ _NORMS = (
 )  # fmt: skip
 _NORM_NAMES = ("LayerNorm2d", "LayerNorm", "FrozenBatchNorm2d", "RMSNorm", "GlobalResponseNorm", "GRN", "SimpleNorm2d",
                "RmsNorm2d", "LayerNormExp2d", "IBN", "InPlaceABN")  # fmt: skip
+
+_NORM_ACTIVATIONS = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "EvoNorm2dS0", "EvoNorm2dS0a", "EvoNorm2dS1",
+                     "EvoNorm2dS1a", "EvoNorm2dS2", "EvoNorm2dS2a", "FilterResponseNormTlu2d",
+                     "FilterResponseNormAct2d")  # fmt: skip
 
 
 def fitted(
@@ -127,6 +132,17 @@ def _shuffle(part: Part) -> nn.Module:
     return ChannelShuffle(m.groups)
 
 
+def _padded(part: Part) -> nn.Module | None:
+    """The part itself; 0 in place of -inf, which stands before a maximum, and has no finite bound elsewhere."""
+    m: Any = part.module
+    return None if math.isfinite(m.value) else nn.ConstantPad2d(m.padding, 0.0)
+
+
+def _evolved(part: Part) -> nn.Module:
+    """A normalisation and an activation in one."""
+    return nn.Sequential(_named_norm(part), _activation(part))
+
+
 def _kept(part: Part) -> None:
     return None
 
@@ -147,6 +163,7 @@ register_conversion(
 )
 register_conversion(*_NORMS, make=_norm, proof="A number for each channel is added, which keeps distances.")
 register_conversion(*_NORM_NAMES, make=_named_norm, proof="Numbers are added, which keeps distances.")
+register_conversion(*_NORM_ACTIVATIONS, make=_evolved, proof="Numbers are added; MaxMin permutes entries.")
 register_conversion(nn.LocalResponseNorm, make=lambda part: nn.Identity(), proof="The identity keeps distances.")
 register_conversion(
     nn.Dropout,
@@ -162,9 +179,16 @@ register_conversion(
 )
 register_conversion(nn.ChannelShuffle, make=_shuffle, proof="It permutes entries.")
 register_conversion(
-    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d, nn.ZeroPad3d, make=_kept,
-    proof="It permutes entries, or adds zeros.",
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, make=_kept,
+    proof="It permutes entries.",
 )  # fmt: skip
+register_conversion(
+    nn.ConstantPad1d,
+    nn.ConstantPad2d,
+    nn.ConstantPad3d,
+    make=_padded,
+    proof="It leaves entries out, or adds constants.",
+)
 register_conversion(
     nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Softshrink, nn.Softmax, make=_kept,
     proof="Its slopes are at most 1.",

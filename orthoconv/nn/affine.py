@@ -68,7 +68,8 @@ class Gain(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         _check("Gain", x, self.weight)
-        return x * (self.weight / self.weight.abs().max().clamp_min(1))
+        largest = self.weight.abs().max()
+        return x * (self.weight / torch.where(largest > 1, largest, 1))  # clamp_min has no gradient at the first g = 1
 
     def lipschitz(self, shape: Sequence[int]) -> float:
         if not bool(self.weight.isfinite().all()):

@@ -1,0 +1,90 @@
+"""Real models of packages that are installed, with 4 to 10 outputs and small images where they take them."""
+
+__all__ = ["Make", "models"]
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+Make = Callable[[], nn.Module]
+TORCHVISION = """alexnet vgg11 vgg11_bn resnet18 resnet50 resnext50_32x4d densenet121 squeezenet1_0 squeezenet1_1
+    googlenet inception_v3 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large mnasnet0_5
+    shufflenet_v2_x0_5 shufflenet_v2_x1_0 efficientnet_b0 regnet_y_400mf regnet_x_400mf convnext_tiny
+    vit_b_16 swin_t"""
+PYTORCHCV = """nin_cifar10 resnet20_cifar10 preresnet20_cifar10 seresnet20_cifar10 sepreresnet20_cifar10
+    densenet40_k12_cifar10 densenet40_k12_bc_cifar10 resdropresnet20_cifar10
+    diapreresnet20_cifar10 shakeshakeresnet20_2x16d_cifar10 resnet56_cifar10 ror3_56_cifar10 rir_cifar10
+    pyramidnet110_a48_cifar10 resnext29_32x4d_cifar10 wrn16_10_cifar10 wrn20_10_1bit_cifar10
+    diaresnet20_cifar10 xdensenet40_2_k24_bc_cifar10 regnetx002 regnety002"""
+PYTORCHCV_LARGE = """resnet10 preresnet10 seresnet10 resnet18_wd4 mobilenet_wd4 mobilenetv2_wd4 mobilenetv3_small_w7d20
+    shufflenet_g1_wd4 shufflenetv2_wd2 menet108_8x1_g3 squeezenet_v1_1 squeezeresnet_v1_1 sqnxt23_w1
+    darknet_tiny igcv3_wd4 mnasnet_small fdmobilenet_wd4 ghostnet bam_resnet18 cbam_resnet18
+    espnetv2_wd2 proxylessnas_mobile"""
+TIMM = """resnet18 resnet26d resnet26t resnetv2_50 seresnet18 legacy_seresnet18 ecaresnet26t skresnet18
+    resnest14d res2net50_14w_8s mobilenetv2_050 mobilenetv3_small_050 efficientnet_lite0
+    tf_efficientnet_b0 mixnet_s mnasnet_050 ghostnet_050 hardcorenas_a regnetx_002 regnety_002
+    densenet121 dla34 vovnet39a selecsls42 cspresnet50 darknet53 nf_resnet26 repvgg_a0 hrnet_w18_small
+    convnext_atto rexnet_100 xception41 inception_v4 fbnetc_100 lcnet_035 tinynet_e mobileone_s0
+    poolformer_s12 vit_tiny_patch16_224 gmixer_24_224 test_resnet test_efficientnet test_efficientnet_gn test_byobnet
+    test_convnext test_convnext2 test_nfnet test_mambaout test_vit resnet10t resnet14t ghostnetv2_100 semnasnet_050
+    spnasnet_100 mobilenetv1_100 mobilenetv4_conv_small ese_vovnet19b_slim cs3darknet_s starnet_s050 nf_regnet_b0
+    repghostnet_050 gcresnet33ts"""
+SMP = "Unet UnetPlusPlus Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus MAnet PAN"
+OWN = 10
+
+
+def models() -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
+    """Package, name, maker and input of each model."""
+    if tv := _package("torchvision.models"):
+        for name in TORCHVISION.split():
+            options: dict[str, Any] = {"num_classes": OWN, "weights": None}
+            if name in ("googlenet", "inception_v3"):
+                options |= {"init_weights": False, "aux_logits": False}
+            size = 96 if name == "inception_v3" else 64 if name in ("alexnet", "squeezenet1_0", "squeezenet1_1") else 32
+            size = 224 if name in ("vit_b_16", "swin_t") else size
+            yield "torchvision", name, lambda n=name, o=options: getattr(tv, n)(**o), (3, size, size)
+    if cv := _package("pytorchcv.model_provider"):
+        for names, size in ((PYTORCHCV, 32), (PYTORCHCV_LARGE, 224)):
+            for name in names.split():
+                yield "pytorchcv", name, lambda n=name: cv.get_model(n, num_classes=OWN), (3, size, size)
+    if timm := _package("timm"):
+        for name in TIMM.split():
+            size = 224 if "vit" in name or "mixer" in name else 96 if "inception" in name else 32
+            yield "timm", name, lambda n=name: timm.create_model(n, num_classes=OWN), (3, size, size)
+    if smp := _package("segmentation_models_pytorch"):
+        for name in SMP.split():
+            yield "smp", name, lambda n=name: getattr(smp, n)("resnet18", encoder_weights=None, classes=4), (3, 64, 64)
+    if nets := _package("monai.networks.nets"):
+        yield from _monai(nets)
+
+
+def _monai(nets: Any) -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
+    plane: dict[str, Any] = {"spatial_dims": 2, "in_channels": 1, "out_channels": 4}
+    makers: dict[str, Make] = {
+        "UNet": lambda: nets.UNet(**plane, channels=(8, 16, 32), strides=(2, 2), num_res_units=1),
+        "UNet_batch": lambda: nets.UNet(**plane, channels=(8, 16, 32), strides=(2, 2), norm="batch", act="relu"),
+        "DenseNet_small": lambda: nets.DenseNet(**plane, init_features=16, growth_rate=8, block_config=(2, 2, 2)),
+        "AutoEncoder": lambda: nets.AutoEncoder(**plane, channels=(8, 16), strides=(2, 2)),
+        "BasicUNet": lambda: nets.BasicUNet(**plane, features=(8, 8, 16, 16, 32, 8)),
+        "AttentionUnet": lambda: nets.AttentionUnet(**plane, channels=(8, 16, 32), strides=(2, 2)),
+        "SegResNet": lambda: nets.SegResNet(**plane, init_filters=8),
+        "DynUNet": lambda: nets.DynUNet(**plane, kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2]),
+        "DenseNet121": lambda: nets.DenseNet121(**plane),
+        "SEResNet50": lambda: nets.SEResNet50(spatial_dims=2, in_channels=1, num_classes=4),
+        "resnet10": lambda: nets.resnet10(spatial_dims=2, n_input_channels=1, num_classes=4),
+        "EfficientNetBN": lambda: nets.EfficientNetBN("efficientnet-b0", False, False, 2, 1, 4),
+        "VNet": lambda: nets.VNet(**plane),
+        "HighResNet": lambda: nets.HighResNet(**plane),
+        "Classifier": lambda: nets.Classifier((1, 32, 32), 4, (8, 16), (2, 2)),
+    }
+    for name, make in makers.items():
+        yield "monai", name, make, (1, 32, 32)
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
