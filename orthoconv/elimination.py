@@ -12,6 +12,8 @@ pivots would be fast, but inaccurate: for (I + A) / 2 of order 320 in float32 wi
 from I, where with pivots it is 5e-5.
 """
 
+from __future__ import annotations
+
 __all__ = ["cholesky", "inverse", "logabsdet", "lu_factor"]
 
 import math

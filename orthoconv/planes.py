@@ -5,6 +5,8 @@ are transformed by one product with a real matrix, whose rows are the cosines an
 differ; larger ones by the fast Fourier transform. The crossover was measured (docs/performance.md).
 """
 
+from __future__ import annotations
+
 __all__ = [
     "COMPLEX",
     "FastPlane",

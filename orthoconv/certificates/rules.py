@@ -173,6 +173,11 @@ def _elu(module: nn.ELU, shape: Shape) -> float:
     return max(1.0, abs(module.alpha))
 
 
+def _elu_constants(module: nn.ELU, shape: Shape) -> float:
+    """Norm of alpha in each entry: torch 2.6 computes alpha (exp(x) - 1), whose error is that of rounding 1."""
+    return abs(module.alpha) * math.sqrt(torch.Size(shape).numel())
+
+
 def _prelu(module: nn.PReLU, shape: Shape) -> float:
     return max(float(module.weight.detach().double().abs().max()), 1.0)  # in this order NaN stays NaN
 
@@ -198,7 +203,7 @@ register_rule(nn.Sigmoid, lipschitz=0.25, rounding=16.0)
 register_rule(nn.Softplus, lipschitz=_softplus, rounding=16.0)
 register_rule(nn.Softshrink, lipschitz=1.0, rounding=4.0)
 register_rule(nn.Hardsigmoid, lipschitz=1 / 6, rounding=4.0)
-register_rule(nn.ELU, lipschitz=_elu, rounding=lambda m, shape: 16 * _elu(m, shape))
+register_rule(nn.ELU, lipschitz=_elu, rounding=lambda m, shape: 16 * _elu(m, shape), constants=_elu_constants)
 register_rule(nn.PReLU, lipschitz=_prelu, rounding=lambda m, shape: 2 * _prelu(m, shape))
 register_rule(nn.LeakyReLU, lipschitz=_slope, rounding=lambda m, shape: 2 * _slope(m, shape))
 register_rule(nn.Linear, lipschitz=lambda m, shape: spectral_norm(m.weight), rounding=_linear_units)

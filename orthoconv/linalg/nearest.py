@@ -1,5 +1,7 @@
 """The orthogonal matrix nearest to a given one: iterations of Bjorck, and the polar factor."""
 
+from __future__ import annotations
+
 __all__ = ["bjorck", "bjorck_step", "polar"]
 
 import math

@@ -1,5 +1,7 @@
 """Norms and their bounds, Gram matrices, and weights of a given norm."""
 
+from __future__ import annotations
+
 __all__ = [
     "DOUBLE",
     "frobenius_norm",

@@ -1,5 +1,7 @@
 """Orthonormal columns, and reflections at their complement."""
 
+from __future__ import annotations
+
 __all__ = ["orthonormal", "reflect", "resized"]
 
 from collections.abc import Sequence

@@ -14,6 +14,8 @@ Three savings over the formulas as they stand:
 - Frequencies are taken a few at a time: what is computed for them stays in the cache, and its memory is bounded.
 """
 
+from __future__ import annotations
+
 __all__ = ["cayley_conv2d", "cayley_head", "cayley_matrices"]
 
 from collections.abc import Iterator, Sequence

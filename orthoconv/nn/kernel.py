@@ -1,5 +1,7 @@
 """Convolutions by a kernel in space, however the kernel is made."""
 
+from __future__ import annotations
+
 __all__ = ["KernelConv2d", "WeightConv2d", "add_channels", "circular_conv2d", "kernel_units", "wrap"]
 
 import itertools
