@@ -189,6 +189,15 @@ def test_a_pool_with_a_divisor_of_its_own_in_onnx(certificate: bool, tmp_path: P
         torch.testing.assert_close(torch.tensor(logits).float(), model(x).detach(), rtol=0, atol=1e-6)
 
 
+def test_a_log_of_a_sigmoid_in_onnx(tmp_path: Path) -> None:
+    """torch's exporter takes the logarithm of a sigmoid, which is 0 at -200; the file had no numbers in it."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, x = nn.Sequential(Scale(200.0), nn.LogSigmoid()), torch.tensor([[-1.0, 0.0, 1.0], [0.1, -0.6, 0.5]])
+    to_onnx(model, x, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    torch.testing.assert_close(torch.tensor(session.run(None, {"images": x.numpy()})[0]), model(x))
+
+
 def test_a_file_that_differs_from_the_model_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3), nn.Flatten(), nn.Linear(9, 2)).eval()
