@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from orthoconv import convert, lipschitz_bound
+from orthoconv import ConversionError, convert, lipschitz_bound
 from orthoconv.attacks import empirical_lipschitz
 from orthoconv.conversion import conversion_rules
 from orthoconv.nn import ConvexSum, Gain, Shift, UnitCat
@@ -271,3 +271,26 @@ def test_a_learned_scale_of_one_number_has_a_gradient() -> None:
     gain.weight.data.fill_(-3.0)
     assert torch.equal(gain(x), -x)
     assert lipschitz_bound(gain, (3, 4, 4)) < 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.repeat(1, 3, 1, 1),
+        lambda x: x.mean(3, keepdim=True).repeat((1, 2, 1, 6)),
+        lambda x: x.repeat_interleave(2, 1),
+        lambda x: torch.repeat_interleave(x, repeats=3, dim=1),
+    ],
+)
+def test_repeated_channels_are_scaled_copies(f) -> None:
+    """The same entries at the same places, times one number, and the norm 1."""
+    new, x = convert(Own(lambda self, x: f(x)), SHAPE), torch.randn(2, *SHAPE)
+    ratio = new(x) / f(x)
+    torch.testing.assert_close(ratio, ratio[:1, :1, :1, :1].expand_as(ratio))
+    assert lipschitz_bound(new, SHAPE) == pytest.approx(1, abs=1e-6)
+
+
+def test_examples_and_rows_are_not_repeated() -> None:
+    for f in (lambda x: x.repeat(2, 1, 1, 1), lambda x: x.repeat(1, 1, 2, 1), lambda x: x.repeat_interleave(2, 3)):
+        with pytest.raises(ConversionError, match=r"repeat.*(only channels can be repeated|dim=1, got)"):
+            convert(Own(lambda self, x, f=f: f(x)), SHAPE)
