@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from orthoconv import ConversionError, convert, lipschitz_bound
 from orthoconv.attacks import empirical_lipschitz
-from orthoconv.conversion import conversion_rules
+from orthoconv.conversion import conversion_rules, registry
 from orthoconv.nn import ConvexSum, Gain, Shift, UnitCat
 from orthoconv.testing import dense_matrix
 
@@ -135,6 +135,7 @@ OTHERS: dict[str, nn.Module] = {
     "constant": Own(lambda self, x: x - torch.tensor(0.5) + self.gamma),
     "training branch": Own(lambda self, x: 5 * x if self.training else F.dropout(x, 0.5, self.training)),
     "softmax": Own(lambda self, x: torch.softmax(x.flatten(1), 1)),
+    "dropout": nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout3d(), nn.AlphaDropout(), nn.FeatureAlphaDropout()),
     "casts": Own(lambda self, x: self.parts[0](x.float()).to(x.dtype).type_as(x), nn.Conv2d(4, 4, 1)),
     "padded by a number": nn.Sequential(nn.ConstantPad2d((1, -2, 3, 0), 5.0), nn.ZeroPad2d(1)),
     "padded before a maximum": Own(lambda self, x: F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-math.inf), 2, 2)),
@@ -294,3 +295,13 @@ def test_examples_and_rows_are_not_repeated() -> None:
     for f in (lambda x: x.repeat(2, 1, 1, 1), lambda x: x.repeat(1, 1, 2, 1), lambda x: x.repeat_interleave(2, 3)):
         with pytest.raises(ConversionError, match=r"repeat.*(only channels can be repeated|dim=1, got)"):
             convert(Own(lambda self, x, f=f: f(x)), SHAPE)
+
+
+def test_a_rule_that_makes_a_part_without_a_bound_is_refused(monkeypatch) -> None:
+    class Unknown(nn.Identity):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sort().values
+
+    monkeypatch.setitem(registry._RULES, nn.Softsign, registry.ConversionRule(lambda part: Unknown(), "None."))
+    with pytest.raises(ConversionError, match=r"without a bound: .*register_rule"):
+        convert(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Softsign()), SHAPE)
