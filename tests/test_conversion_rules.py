@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from orthoconv import convert, lipschitz_bound
+from orthoconv import ConversionError, convert, lipschitz_bound
 from orthoconv.attacks import empirical_lipschitz
-from orthoconv.conversion import conversion_rules
+from orthoconv.conversion import conversion_rules, registry
 from orthoconv.nn import ConvexSum, Gain, Shift, UnitCat
 from orthoconv.testing import dense_matrix
 
@@ -135,6 +135,7 @@ OTHERS: dict[str, nn.Module] = {
     "constant": Own(lambda self, x: x - torch.tensor(0.5) + self.gamma),
     "training branch": Own(lambda self, x: 5 * x if self.training else F.dropout(x, 0.5, self.training)),
     "softmax": Own(lambda self, x: torch.softmax(x.flatten(1), 1)),
+    "dropout": nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout3d(), nn.AlphaDropout(), nn.FeatureAlphaDropout()),
     "casts": Own(lambda self, x: self.parts[0](x.float()).to(x.dtype).type_as(x), nn.Conv2d(4, 4, 1)),
     "padded by a number": nn.Sequential(nn.ConstantPad2d((1, -2, 3, 0), 5.0), nn.ZeroPad2d(1)),
     "padded before a maximum": Own(lambda self, x: F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-math.inf), 2, 2)),
@@ -271,3 +272,36 @@ def test_a_learned_scale_of_one_number_has_a_gradient() -> None:
     gain.weight.data.fill_(-3.0)
     assert torch.equal(gain(x), -x)
     assert lipschitz_bound(gain, (3, 4, 4)) < 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.repeat(1, 3, 1, 1),
+        lambda x: x.mean(3, keepdim=True).repeat((1, 2, 1, 6)),
+        lambda x: x.repeat_interleave(2, 1),
+        lambda x: torch.repeat_interleave(x, repeats=3, dim=1),
+    ],
+)
+def test_repeated_channels_are_scaled_copies(f) -> None:
+    """The same entries at the same places, times one number, and the norm 1."""
+    new, x = convert(Own(lambda self, x: f(x)), SHAPE), torch.randn(2, *SHAPE)
+    ratio = new(x) / f(x)
+    torch.testing.assert_close(ratio, ratio[:1, :1, :1, :1].expand_as(ratio))
+    assert lipschitz_bound(new, SHAPE) == pytest.approx(1, abs=1e-6)
+
+
+def test_examples_and_rows_are_not_repeated() -> None:
+    for f in (lambda x: x.repeat(2, 1, 1, 1), lambda x: x.repeat(1, 1, 2, 1), lambda x: x.repeat_interleave(2, 3)):
+        with pytest.raises(ConversionError, match=r"repeat.*(only channels can be repeated|dim=1, got)"):
+            convert(Own(lambda self, x, f=f: f(x)), SHAPE)
+
+
+def test_a_rule_that_makes_a_part_without_a_bound_is_refused(monkeypatch) -> None:
+    class Unknown(nn.Identity):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sort().values
+
+    monkeypatch.setitem(registry._RULES, nn.Softsign, registry.ConversionRule(lambda part: Unknown(), "None."))
+    with pytest.raises(ConversionError, match=r"without a bound: .*register_rule"):
+        convert(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Softsign()), SHAPE)

@@ -209,7 +209,10 @@ register_rule(nn.LeakyReLU, lipschitz=_slope, rounding=lambda m, shape: 2 * _slo
 register_rule(nn.Linear, lipschitz=lambda m, shape: spectral_norm(m.weight), rounding=_linear_units)
 register_rule(nn.Conv2d, lipschitz=_conv_norm, rounding=lambda m, shape: kernel_units(m.weight))
 register_rule(nn.ConvTranspose2d, lipschitz=_transposed_norm, rounding=lambda m, shape: kernel_units(m.weight))
-register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, lipschitz=_in_eval_mode, rounding=0.0)
+register_rule(
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    lipschitz=_in_eval_mode, rounding=0.0,
+)  # fmt: skip
 register_rule(
     nn.BatchNorm1d, nn.BatchNorm2d,
     lipschitz=_batch_norm, rounding=lambda m, shape: 8 * float(_gains(m).max()), constants=_batch_norm_constants,

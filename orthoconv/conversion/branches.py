@@ -115,6 +115,30 @@ def _axis(part: Part, shape: torch.Size) -> int:
     return axis
 
 
+def _repeated(part: Part) -> nn.Module:
+    """Copies of a value side by side along the channels, or along axes of length 1, over the root of their number."""
+    given = part.constants[0] if len(part.constants) == 1 and not isinstance(part.constants[0], int) else part.constants
+    (_, *sides), counts = part.inputs[0], [int(n) for n in given]
+    if (
+        len(counts) != len(sides) + 1
+        or counts[0] != 1
+        or any(n > 1 < side for n, side in zip(counts[2:], sides[1:], strict=True))
+    ):
+        raise ValueError(f"it repeats a value {tuple(given)} times; only channels can be repeated, or axes of length 1")
+    copies = Spread((counts[1], sides[0], *part.output[2:]))
+    return nn.Sequential(nn.Unflatten(1, (1, sides[0])), copies, nn.Flatten(1, 2))
+
+
+def _interleaved(part: Part) -> nn.Module:
+    """Each channel several times, over the root of how often."""
+    given = dict(zip(("repeats", "dim"), part.constants, strict=False)) | dict(part.options)
+    n, shape = given.get("repeats"), part.inputs[0]
+    if not isinstance(n, int) or given.get("dim") not in (1, 1 - len(shape)):
+        raise ValueError(f"repeat_interleave is known for one number of repeats and dim=1, got {given}")
+    copies = Spread((shape[1], n, *shape[2:]))
+    return nn.Sequential(nn.Unflatten(1, (shape[1], 1)), copies, nn.Flatten(1, 2))
+
+
 def _extreme(part: Part) -> nn.Module | Joined | None:
     if len(part.inputs) != 2:
         raise ValueError("a maximum over an axis has no rule; use nn.AdaptiveMaxPool2d or F.max_pool2d")
@@ -140,6 +164,11 @@ register_conversion(
 register_conversion(
     "expand", "expand_as", make=lambda part: Spread(part.output[1:]),
     proof="A value spread over n entries is divided by root n.",
+)  # fmt: skip
+register_conversion("repeat", make=_repeated, proof="A value that stands n times is divided by root n.")
+register_conversion(
+    torch.repeat_interleave, "repeat_interleave", make=_interleaved,
+    proof="A value that stands n times is divided by root n.",
 )  # fmt: skip
 register_conversion(torch.neg, operator.neg, "neg", make=lambda part: None, proof="It keeps distances.")
 register_conversion(

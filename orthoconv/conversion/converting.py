@@ -162,6 +162,9 @@ def _check(new: fx.GraphModule, x: Tensor, before: dict[str, torch.Size]) -> Non
     after = {name: meta.shape for name, meta in metas.items() if hasattr(meta, "shape") and name in before}
     if changed := [f"  {n}: {tuple(before[n])}, now {tuple(s)}" for n, s in after.items() if before[n] != s]:
         raise ConversionError("these values would have other shapes:\n" + "\n".join(changed))
-    bound = lipschitz_bound(new, x.shape[1:])
+    try:
+        bound = lipschitz_bound(new, x.shape[1:])
+    except TypeError as error:  # what a rule has put there has no bound
+        raise ConversionError(f"the new network has a part without a bound: {error}") from error
     if bound > 1 + 1e-3:
         raise ConversionError(f"the bound is {bound:.4g}: layers of orthoconv.nn are kept as they are, and some expand")

@@ -171,6 +171,7 @@ register_conversion(
     nn.Dropout2d,
     nn.Dropout3d,
     nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
     make=_dropout,
     proof="The identity in eval mode.",
 )
