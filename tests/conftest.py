@@ -1,9 +1,19 @@
+import os
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 torch.set_num_threads(1)  # the tests are small: more threads wait for each other longer than they work
+CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _as_before() -> Iterator[None]:
+    """Seed each test, and undo what `orthoconv bench` does to its process: it would tie both workers to one core."""
     torch.manual_seed(0)
+    yield
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+    if CORES is not None and os.sched_getaffinity(0) != CORES:
+        os.sched_setaffinity(0, CORES)

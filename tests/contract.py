@@ -109,19 +109,7 @@ CASES = [
 ]
 
 
-CORE = {
-    0,
-    1,
-    2,
-    6,
-    9,
-    12,
-    14,
-    17,
-    19,
-    22,
-    23,
-}  # cases that layers other than CayleyConv2d take in the quick suite
+CORE = {0, 1, 2, 6, 14, 22, 23}  # cases that layers other than CayleyConv2d take in the quick suite
 
 
 def strides_and_dilates(case: Case) -> bool:
