@@ -136,6 +136,12 @@ OTHERS: dict[str, nn.Module] = {
     "training branch": Own(lambda self, x: 5 * x if self.training else F.dropout(x, 0.5, self.training)),
     "softmax": Own(lambda self, x: torch.softmax(x.flatten(1), 1)),
     "dropout": nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout3d(), nn.AlphaDropout(), nn.FeatureAlphaDropout()),
+    "sum of a stack": Own(
+        lambda self, x: torch.stack([part(x) for part in self.parts]).sum(dim=0), *(nn.Conv2d(4, 6, 1) for _ in "abc")
+    ),
+    "mean of a stack": Own(
+        lambda self, x: torch.mean(torch.stack([x, self.parts[0](x)], dim=4), dim=-1), nn.Conv2d(4, 4, 3, padding=1)
+    ),
     "casts": Own(lambda self, x: self.parts[0](x.float()).to(x.dtype).type_as(x), nn.Conv2d(4, 4, 1)),
     "padded by a number": nn.Sequential(nn.ConstantPad2d((1, -2, 3, 0), 5.0), nn.ZeroPad2d(1)),
     "padded before a maximum": Own(lambda self, x: F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-math.inf), 2, 2)),

@@ -111,7 +111,7 @@ def _axis(part: Part, shape: torch.Size) -> int:
     given: Any = part.options.get("dim", part.options.get("axis", part.constants[0] if part.constants else 0))
     axis = int(given) % len(shape)
     if axis == 0:
-        raise ValueError("it puts values side by side along the batch, whose examples must stay apart")
+        raise ValueError("it puts values side by side along the batch, whose examples must stay apart; use dim=1")
     return axis
 
 

@@ -15,6 +15,7 @@ from orthoconv.certificates.moves import SELECTIONS, SHAPE_ONLY
 from orthoconv.certificates.pieces import pieces_of
 from orthoconv.certificates.tracer import Traced
 from orthoconv.conversion.registry import Joined, Part
+from orthoconv.conversion.stacks import unstack
 
 _JOINS = {torch.add, operator.add, "add", torch.sub, operator.sub, "sub", torch.mul, operator.mul, "mul"}
 _LAYER = 1000  # operations count as one layer
@@ -26,6 +27,7 @@ class Network:
 
     def __init__(self, traced: Traced, layers: dict[str, Any]) -> None:
         self.graph, self.shapes, self.layers = traced.graph, traced.shapes, layers
+        unstack(self.graph.graph, self.shapes)
         self.made: dict[Any, nn.Module] = {}
         self.placed: dict[str, nn.Module] = {}
         self.old = {n: self.graph.get_submodule(str(n.target)) for n in self._nodes("call_module")}
