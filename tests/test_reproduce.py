@@ -153,6 +153,7 @@ def test_runs_once_and_resumes(here, capsys) -> None:
     assert [r["metrics"] for r in again] == [r["metrics"] for r in first]
 
 
+@pytest.mark.slow
 def test_methods_in_small(here, capsys) -> None:
     """One column of the comparison, at an eighth of the channels."""
     pytest.importorskip("pyautoattack")
