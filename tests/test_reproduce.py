@@ -219,6 +219,7 @@ def test_wasserstein_in_small(here, capsys) -> None:
     assert "the distance is 5.0000" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rates(here, capsys) -> None:
     options = ("--data", "digits32", "--examples", "256", "--only", "[Cayley]", "--grid", "[0.001, 0.01]")
     call("rates", "kwlarge_provable", *options)
