@@ -105,6 +105,7 @@ def test_report_shows_everything_and_needs_nothing(trained, call) -> None:
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_runs_can_be_evaluated_and_reported_again(trained, call) -> None:
     folder = str(trained / "plain")
     result = call("evaluate", folder, "--attack_examples", "10", "--apgd_iterations", "2", "--eps", "0.2")

@@ -167,7 +167,9 @@ def test_unknown_orthogonalizer(layer) -> None:
 # OSSN
 
 
-@pytest.mark.parametrize(("i", "o", "k", "n"), [(3, 32, 3, 32), (32, 64, 3, 16), (8, 8, 5, 7)])
+@pytest.mark.parametrize(
+    ("i", "o", "k", "n"), [(3, 32, 3, 32), pytest.param(32, 64, 3, 16, marks=pytest.mark.slow), (8, 8, 5, 7)]
+)
 def test_ossn_brings_large_kernels_near_norm_one(i, o, k, n) -> None:
     layer = OSSNConv2d(i, o, k)
     layer.weight.data.mul_(10)

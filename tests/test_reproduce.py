@@ -153,6 +153,7 @@ def test_runs_once_and_resumes(here, capsys) -> None:
     assert [r["metrics"] for r in again] == [r["metrics"] for r in first]
 
 
+@pytest.mark.slow
 def test_methods_in_small(here, capsys) -> None:
     """One column of the comparison, at an eighth of the channels."""
     pytest.importorskip("pyautoattack")
@@ -218,6 +219,7 @@ def test_wasserstein_in_small(here, capsys) -> None:
     assert "the distance is 5.0000" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rates(here, capsys) -> None:
     options = ("--data", "digits32", "--examples", "256", "--only", "[Cayley]", "--grid", "[0.001, 0.01]")
     call("rates", "kwlarge_provable", *options)

@@ -187,6 +187,7 @@ def test_a_run_knows_where_its_data_is(tmp_path, monkeypatch, capsys) -> None:
         main(["verify", str(tmp_path / "run"), "--data_dir", "/elsewhere"])
 
 
+@pytest.mark.slow
 def test_own_images_keep_their_classes_and_their_division(tmp_path, capsys) -> None:
     """From the configuration to the report; another folder is taken by the names of the classes."""
     pytest.importorskip("pyautoattack")

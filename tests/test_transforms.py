@@ -38,7 +38,7 @@ def network() -> nn.Sequential:
 
 
 def small() -> nn.Sequential:
-    return nn.Sequential(CayleyConv2d(2, 4, 3), nn.Flatten(), CayleyLinear(256, 3))
+    return nn.Sequential(CayleyConv2d(2, 4, 3))
 
 
 def alternatives() -> nn.Sequential:

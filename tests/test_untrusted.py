@@ -472,6 +472,7 @@ def test_nothing_that_a_configuration_names_is_imported(evil, tmp_path, text: st
     assert "evil_mod" not in sys.modules
 
 
+@pytest.mark.slow
 def test_nor_in_a_process_of_its_own(evil, tmp_path) -> None:
     """`python -m` puts the current folder on the path; the control imports the module."""
     (tmp_path / "run.yaml").write_text(EVIL[0][0])

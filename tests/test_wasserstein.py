@@ -33,6 +33,7 @@ def critic(conv: str) -> nn.Sequential:
     return models.build("critic", conv, width=0.125, kernel_size=4, in_channels=1, image_size=16, classes=1)
 
 
+@pytest.mark.slow
 def test_a_shift_is_found_and_not_exceeded(samples) -> None:
     p, q = samples
     seen = []
@@ -88,6 +89,7 @@ def test_refusals(samples) -> None:
         wasserstein_distance(nn.Sequential(nn.Flatten(), Unbounded(256, 1)), p, q, CriticRecipe(1, 4))
 
 
+@pytest.mark.slow
 def test_the_generator_learns_and_is_kept(tmp_path) -> None:
     """After some steps its images are nearer to the digits than at first, and they are the same when read again."""
     images = load("digits")[0].images
