@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from orthoconv import ConversionError, convert, lipschitz_bound
 from orthoconv.attacks import empirical_lipschitz
-from orthoconv.conversion import conversion_rules, registry
+from orthoconv.conversion import conversion_rules
 from orthoconv.nn import ConvexSum, Gain, Shift, UnitCat
 from orthoconv.testing import dense_matrix
 
@@ -301,13 +301,3 @@ def test_examples_and_rows_are_not_repeated() -> None:
     for f in (lambda x: x.repeat(2, 1, 1, 1), lambda x: x.repeat(1, 1, 2, 1), lambda x: x.repeat_interleave(2, 3)):
         with pytest.raises(ConversionError, match=r"repeat.*(only channels can be repeated|dim=1, got)"):
             convert(Own(lambda self, x, f=f: f(x)), SHAPE)
-
-
-def test_a_rule_that_makes_a_part_without_a_bound_is_refused(monkeypatch) -> None:
-    class Unknown(nn.Identity):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sort().values
-
-    monkeypatch.setitem(registry._RULES, nn.Softsign, registry.ConversionRule(lambda part: Unknown(), "None."))
-    with pytest.raises(ConversionError, match=r"without a bound: .*register_rule"):
-        convert(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Softsign()), SHAPE)

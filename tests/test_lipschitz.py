@@ -57,6 +57,7 @@ UPPER = {  # the bound is at least the norm, and not far from it
     "transposed, stride": nn.ConvTranspose2d(2, 4, (3, 2), stride=2, padding=1, output_padding=1, groups=2),
     "transposed, dilation": nn.ConvTranspose2d(2, 3, 2, dilation=(1, 2), bias=False),
     "zero padding": nn.ZeroPad2d((1, 0, 2, 1)),
+    "padding by a number": nn.ConstantPad2d((1, -1, 2, 1), 3.0),
 }
 
 
@@ -166,6 +167,8 @@ def test_hooks_are_not_trusted() -> None:
     [
         (nn.BatchNorm2d(2), "eval mode only"),
         (nn.Dropout(), "eval mode only"),
+        (nn.FeatureAlphaDropout(), "eval mode only"),
+        (nn.ConstantPad2d(1, float("-inf")), "adds a finite number, got -inf; pad by the pool"),
         (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), "by zeros or circular"),
         (nn.Conv2d(2, 2, 3, padding=2, padding_mode="circular"), "keeps the size"),
     ],

@@ -178,6 +178,12 @@ def _elu_constants(module: nn.ELU, shape: Shape) -> float:
     return abs(module.alpha) * math.sqrt(torch.Size(shape).numel())
 
 
+def _padding(module: nn.ConstantPad2d, shape: Shape) -> float:
+    if not math.isfinite(module.value):
+        raise TypeError(f"padding is bounded if it adds a finite number, got {module.value}; pad by the pool after it")
+    return 1.0
+
+
 def _prelu(module: nn.PReLU, shape: Shape) -> float:
     return max(float(module.weight.detach().double().abs().max()), 1.0)  # in this order NaN stays NaN
 
@@ -193,9 +199,10 @@ def _corners(module: nn.Hardtanh, shape: Shape) -> float:
 
 register_rule(
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
-    nn.ReLU, nn.ReLU6, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
+    nn.ReLU, nn.ReLU6,
     lipschitz=1.0, rounding=0.0,
 )  # fmt: skip
+register_rule(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, lipschitz=_padding, rounding=0.0)
 register_rule(nn.Hardtanh, lipschitz=1.0, rounding=0.0, constants=_corners)
 register_rule(nn.Tanh, nn.Softsign, nn.LogSigmoid, lipschitz=1.0, rounding=16.0)
 register_rule(nn.Softmax, lipschitz=_softmax, rounding=64.0)
