@@ -14,13 +14,14 @@ __all__ = [
     "DENSE_PIXELS",
     "EXACT_NORM",
     "FEWEST_FREQUENCIES",
-    "INVERTED_ORDER",
+    "INVERTED_ROWS",
     "LIFTED_NORM",
     "LIFTED_RATIO",
     "MOST_TAPS",
     "READ_EVERY",
     "SHIFTED_CHANNELS",
     "SIZES_KEPT",
+    "UNPIVOTED_NORM",
     "chunk_bytes",
     "has_cache",
     "has_double",
@@ -35,10 +36,11 @@ READ_EVERY = 20  # Read the figures of a training run from an accelerator every 
 CACHE_LINES = 2048  # Move coefficients of so many (image, channel) rows at a time, one cache line each.
 DENSE_PIXELS = 64  # Transform images of up to so many pixels by a matrix product; larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
-INVERTED_ORDER = 128  # Invert matrices of up to this order; for larger ones and few images, solve.
+INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.
+UNPIVOTED_NORM = 24.0  # Eliminate without pivots in (I + A) / 2 while the Frobenius norm of A is up to this.
 LIFTED_NORM = 32.0  # Use it for kernels of up to this norm: its rounding error grows with the kernel.
 SHIFTED_CHANNELS = 48  # Shift channels between two products from so many on; with fewer, convolve by the kernel.
 _WITHOUT_DOUBLE = {"mps"}

@@ -37,7 +37,7 @@ every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d sign
 def path(request, monkeypatch) -> Iterator[str]:
     """Each way of computing, forced on matrices that are too small to need it."""
     if request.param == "factors":
-        monkeypatch.setattr(budget, "INVERTED_ORDER", 0)
+        monkeypatch.setattr(budget, "INVERTED_ROWS", math.inf)
     if request.param == "chunks":
         monkeypatch.setattr(budget, "CHUNK_BYTES", 1)
         monkeypatch.setattr(budget, "FEWEST_FREQUENCIES", 1)

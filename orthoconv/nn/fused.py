@@ -6,7 +6,9 @@ With W = [U; V] at each frequency, or [U, V] if it has more columns than rows, l
 
 Three savings over the formulas as they stand:
 
-- M is a sum over few taps: of U, of its adjoint, and of the correlation of V with itself, which is found in space.
+- M is a sum over few taps: of U, of its adjoint, and of the correlation of V with itself, which is found in space. Two
+  taps at opposite offsets have conjugate phases, so M is the sum of cosines times real matrices, plus i times that of
+  sines times others: one real product gives real and imaginary parts side by side.
 - The gradient of Q is never formed. Let y = Q x, and let g and Q* g be the gradients of y and x. Let z = x + y on the
   first n entries and z = x on the rest; likewise v = g + Q* g on the first n entries and v = g on the rest. The
   gradients of M and V are minus the blocks of v z*. That is one product of pixels with pixels, where the derivative of
@@ -26,22 +28,25 @@ from torch.nn import functional as F
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.elimination import inverse, lu_factor
+from orthoconv.elimination import accretive_inverse, lu_factor
 from orthoconv.fourier import offsets
 from orthoconv.nn.arguments import Pair
 from orthoconv.planes import COMPLEX, Plane, chunks, plane
-from orthoconv.tracing import tensor_cache
+from orthoconv.tracing import is_eager, tensor_cache
 
 
 class Phases(NamedTuple):
-    """Phases (f, t) of taps at each frequency of a plane, and (t, f) of the adjoint."""
+    """Cosines and sines (f, 2 t) of taps at each frequency of a plane, and (2 t, f) for the adjoint of their sum."""
 
     direct: Tensor
     adjoint: Tensor
 
 
 class Taps(NamedTuple):
-    """M - I / 2 and -V as sums over taps m (t, g, n, n) and v (t, g, ...)."""
+    """M - I / 2 and -V as sums over taps m (2 t, g, n, n, 2) and v (2 t, g, ..., 2).
+
+    The first half is for cosines and has zero imaginary parts, the second is for sines and has zero real parts.
+    """
 
     plane: Plane
     phases: tuple[Phases, Phases]
@@ -80,9 +85,20 @@ def cayley_head(x: Tensor, W: Tensor, dilation: Pair = (1, 1)) -> Tensor:
 def cayley_matrices(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
     """The transform itself: Q (f, g, o, i) at each frequency of the plane of images of that size."""
     taps = _taps(W, size, dilation, groups)
-    M, V = taps.matrices(slice(None))
-    Q: Tensor = _form(inverse(M), V, wide=taps.wide).unflatten(0, (-1, groups))
-    return Q
+    if torch.is_grad_enabled() or not is_eager(W):
+        Q = _formed(taps, slice(None))
+    else:
+        Q = W.new_empty(len(taps.plane) * groups, len(W) // groups, W.shape[1], dtype=COMPLEX[W.dtype])
+        for some in _chunks(taps, 0):
+            Q[some.start * groups : some.stop * groups] = _formed(taps, some)
+    matrices: Tensor = Q.unflatten(0, (-1, groups))
+    return matrices
+
+
+def _formed(taps: Taps, some: slice) -> Tensor:
+    """Q at some frequencies."""
+    M, V = taps.matrices(some)
+    return _form(accretive_inverse(M), V, wide=taps.wide)
 
 
 def _convolve(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> Tensor:
@@ -101,7 +117,7 @@ def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[T
     rest = 0 if taps.v is None else taps.v.shape[3 if taps.wide else 2]
     larger = taps.wide == adjoint  # the side of the output
     X, Y, kept = p.transform(x), p.empty(x, g * (n + rest if larger else n)), list[Tensor]()
-    for some in _chunks(x, taps):
+    for some in _chunks(taps, len(x)):
         T = p.take(X, some, g)
         factors = _factor(*taps.matrices(some), rows=len(x), wide=taps.wide)
         S = _product(T, factors, wide=taps.wide, adjoint=adjoint)
@@ -122,9 +138,8 @@ def _gradients(
     taps = taps._replace(m=m, v=v)
     p, (g, n) = taps.plane, taps.m.shape[1:3]
     G, GX = p.transform(grad), p.empty(x, x.shape[1]) if needed[0] else None
-    gm = taps.m.new_zeros(taps.m.shape, dtype=COMPLEX[x.dtype])  # in order, whatever the order of the weight is
-    gv = None if taps.v is None else taps.v.new_zeros(taps.v.shape, dtype=gm.dtype)
-    parts = list(_chunks(x, taps))
+    gm, gv = torch.zeros_like(m), None if v is None else torch.zeros_like(v)
+    parts = list(_chunks(taps, len(x)))
     each = len(kept) // len(parts)
     for k, some in enumerate(parts):
         before, *factors = kept[k * each : (k + 1) * each]
@@ -140,23 +155,28 @@ def _gradients(
             _accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
     return (
         None if GX is None else p.invert(GX),
-        gm.real,
-        None if gv is None else gv.real,
+        gm,
+        gv,
         p.mean(G).real.sum(0) if needed[3] else None,
     )
 
 
 def _factor(M: Tensor, V: Tensor | None, *, rows: int, wide: bool) -> tuple[Tensor, ...]:
     """What `_product` needs: Q; or, for large matrices and few rows, the factors of M, and V."""
-    if M.shape[-1] <= max(rows, budget.INVERTED_ORDER):
-        return (_form(inverse(M), V, wide=wide),)
+    if rows >= budget.INVERTED_ROWS * M.shape[-1]:
+        return (_form(accretive_inverse(M), V, wide=wide),)
     return *lu_factor(M), M[:, :0] if V is None else V
 
 
 def _form(R: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
     """Q from R and -V."""
-    top = R - torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
-    return top if V is None else torch.cat((top, R @ V if wide else V @ R), dim=-1 if wide else -2)
+    other = () if V is None else (R @ V if wide else V @ R,)
+    if torch.is_grad_enabled():
+        top = R - torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    else:
+        top = R
+        top.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return torch.cat((top, *other), dim=-1 if wide else -2) if other else top
 
 
 def _product(X: Tensor, factors: tuple[Tensor, ...], *, wide: bool, adjoint: bool) -> Tensor:
@@ -174,21 +194,28 @@ def _product(X: Tensor, factors: tuple[Tensor, ...], *, wide: bool, adjoint: boo
     return torch.cat((Z - X, Z @ N), dim=-1)
 
 
-def _chunks(x: Tensor, taps: Taps) -> Iterator[slice]:
-    """Frequencies that are taken at once."""
-    matrix, rest = taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
-    numbers = 4 * matrix + rest + 4 * len(x) * (matrix + rest) // taps.m.shape[-1]
-    return chunks(len(taps.plane), 2 * x.element_size() * numbers, budget.FEWEST_FREQUENCIES, device=x.device)
+def _chunks(taps: Taps, rows: int) -> Iterator[slice]:
+    """Frequencies that are taken at once, for so many images."""
+    m, matrix, rest = taps.m, taps.m[0, ..., 0].numel(), 0 if taps.v is None else taps.v[0, ..., 0].numel()
+    numbers = 4 * matrix + rest + 4 * rows * (matrix + rest) // m.shape[2]
+    return chunks(len(taps.plane), 2 * m.element_size() * numbers, budget.FEWEST_FREQUENCIES, device=m.device)
 
 
 def _sum(phases: Tensor, taps: Tensor) -> Tensor:
-    """Sum over the taps (t, g, m, n), each times its phase: (f g, m, n)."""
-    return (phases @ taps.flatten(1).to(phases.dtype)).view(-1, *taps.shape[2:])
+    """Sum over the taps (2 t, g, m, n, 2), each times its cosine or sine: (f g, m, n), complex."""
+    return torch.view_as_complex((phases @ taps.flatten(1)).view(-1, *taps.shape[2:]))
 
 
 def _accumulate(total: Tensor, phases: Tensor, D: Tensor, sign: int) -> None:
     """Add the adjoint of `_sum` for D (f g, m, n), in place."""
-    total.view(len(total), -1).addmm_(phases, D.reshape(phases.shape[1], -1), alpha=sign)
+    parts = torch.view_as_real(D.contiguous()).reshape(phases.shape[1], -1)
+    total.view(len(total), -1).addmm_(phases, parts, alpha=sign)
+
+
+def _spread(cosines: Tensor, sines: Tensor) -> Tensor:
+    """Taps (2 t, ..., 2) of real parts and of imaginary parts, each (t, ...)."""
+    zero = torch.zeros_like(cosines)
+    return torch.cat((torch.stack((cosines, zero), dim=-1), torch.stack((zero, sines), dim=-1)))
 
 
 def _size(x: Tensor) -> Any:
@@ -201,10 +228,14 @@ def _taps(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
     W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
     o, i = W.shape[1:3]
     n, wide = min(o, i), i > o
-    U, V = W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]
-    kernels = (U, -U.transpose(1, 2)) if o == i else (U, -U.transpose(1, 2), _correlation(V, wide=wide))
-    m = torch.cat([K.flatten(3).permute(3, 0, 1, 2) for K in kernels]) / 2
-    v = None if o == i else -V.flatten(3).permute(3, 0, 1, 2)
+    U, V = (K.flatten(3).permute(3, 0, 1, 2) for K in (W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]))  # (t, g, ...)
+    even, odd, v = [U - U.mT], [U + U.mT], None
+    if o != i:
+        S = _correlation(W[:, :, n:] if wide else W[:, n:], wide=wide).flatten(3).permute(3, 0, 1, 2)
+        S = S[: len(S) // 2 + 1]  # the tap at the opposite offset is the transpose; the last one is at the centre
+        even, odd = [*even, S[:-1] + S[:-1].mT, S[-1:]], [*odd, S[:-1] - S[:-1].mT, torch.zeros_like(S[-1:])]
+        v = _spread(-V, -V)
+    m = _spread(torch.cat(even) / 2, torch.cat(odd) / 2)
     phases = _phases(size, k, dilation, o == i, W.dtype, W.device)
     return Taps(plane(size, W.dtype, W.device), phases, wide, m, v)
 
@@ -227,10 +258,13 @@ def _phases(
 ) -> tuple[Phases, Phases]:
     """Phases of the taps of M and of V."""
     p = plane(size, dtype, device)
-    P = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
-    parts = [P, P.conj()]
+    V = M = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
     if not square:
-        parts.append(p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True))))
-    both = [(Q, (p.scale[:, None] * Q).mT.contiguous()) for Q in (torch.cat(parts, dim=1), P)]
-    m, v = (Phases(*(Q.to(device, COMPLEX[dtype]) for Q in pair)) for pair in both)
-    return m, v
+        P = p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True)))
+        M = torch.cat((V, P[:, : P.shape[1] // 2 + 1]), dim=1)
+
+    def parts(P: Tensor) -> Phases:
+        direct, adjoint = torch.cat((P.real, P.imag), dim=1), torch.cat((P.real, -P.imag), dim=1)
+        return Phases(direct.to(device, dtype), (p.scale[:, None] * adjoint).mT.contiguous().to(device, dtype))
+
+    return parts(M), parts(V)
