@@ -13,6 +13,7 @@ __all__ = [
     "DATA_BYTES",
     "DENSE_PIXELS",
     "EXACT_NORM",
+    "FACTORS_KEPT",
     "FEWEST_FREQUENCIES",
     "INVERTED_ROWS",
     "LIFTED_NORM",
@@ -27,6 +28,8 @@ __all__ = [
     "has_double",
 ]
 
+import math
+
 import torch
 
 CHUNK_BYTES = 2**25  # Work through frequencies in chunks of this many bytes, so that each chunk stays in the cache.
@@ -37,6 +40,8 @@ CACHE_LINES = 2048  # Move coefficients of so many (image, channel) rows at a ti
 DENSE_PIXELS = 64  # Transform images of up to so many pixels by a matrix product; larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
 INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
+FACTORS_KEPT = math.inf  # Keep the factors of matrices of order n for the backward pass while n is up to so many times
+# the number of images; they then take that many times the memory of the images. Compute them again otherwise.
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.

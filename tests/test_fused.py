@@ -33,11 +33,13 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
 
 
-@pytest.fixture(params=["best", "matrices", "fused", "lifted", "factors", "chunks"])
+@pytest.fixture(params=["best", "matrices", "fused", "lifted", "factors", "chunks", "again"])
 def path(request, monkeypatch) -> Iterator[str]:
     """Each way of computing, forced on matrices that are too small to need it."""
     if request.param == "factors":
         monkeypatch.setattr(budget, "INVERTED_ROWS", math.inf)
+    if request.param == "again":  # factors are not kept
+        monkeypatch.setattr(budget, "FACTORS_KEPT", 0)
     if request.param == "chunks":
         monkeypatch.setattr(budget, "CHUNK_BYTES", 1)
         monkeypatch.setattr(budget, "FEWEST_FREQUENCIES", 1)
