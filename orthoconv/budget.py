@@ -20,6 +20,7 @@ __all__ = [
     "LIFTED_RATIO",
     "MOST_TAPS",
     "READ_EVERY",
+    "REMEMBERED_BYTES",
     "SHIFTED_CHANNELS",
     "SIZES_KEPT",
     "UNPIVOTED_NORM",
@@ -45,11 +46,12 @@ FACTORS_KEPT = math.inf  # Keep the factors of matrices of order n for the backw
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.
-UNPIVOTED_NORM = 24.0  # Eliminate without pivots in (I + A) / 2 while the Frobenius norm of A is up to this.
+UNPIVOTED_NORM = 3.0  # Eliminate without pivots in (I + A) / 2 while the Frobenius norm of A is up to 3 sqrt(n).
 LIFTED_NORM = 32.0  # Use it for kernels of up to this norm: its rounding error grows with the kernel.
 SHIFTED_CHANNELS = 48  # Shift channels between two products from so many on; with fewer, convolve by the kernel.
 _WITHOUT_DOUBLE = {"mps"}
-SIZES_KEPT = 4  # Remember the operators of a layer for so many image sizes.
+SIZES_KEPT = 4  # Remember the operators of a layer for so many image sizes,
+REMEMBERED_BYTES = 2**30  # and for fewer if they have more bytes than this; only the newest may have more by itself.
 
 
 def has_cache(device: torch.device) -> bool:
