@@ -1,12 +1,21 @@
-"""The tables of docs/performance.md from the files in results/bench: `python benchmarks/tables.py`."""
+"""The tables of docs/performance.md from the files in results/bench.
+
+`python benchmarks/tables.py` prints them; with --write it puts each one between its two marks in the page.
+`sh benchmarks/record.sh` makes the files again, and then the tables.
+"""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
+from orthoconv.lab.machine import code_digest
 from orthoconv.lab.timing import Figures
 
-RESULTS = Path(__file__).parents[1] / "results" / "bench"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "bench"
+PAGE = ROOT / "docs" / "performance.md"
 NETWORKS = ["kwlarge", "kwlarge_width_3", "resnet9", "wide_resnet10_10"]
 
 
@@ -70,11 +79,55 @@ def layer_table() -> str:
     return "\n".join(lines)
 
 
-def tables() -> list[str]:
-    """All of them."""
-    networks = [network_table(case) for name in NETWORKS for case in cases(name)]
-    return [summary_table(), *networks, layer_table(), *(network_table(case) for case in cases("kwlarge_kept"))]
+def regime_table() -> str:
+    """One line per layer: time over plain of Cayley, and of the fastest of the others, in training and in eval mode."""
+    lines = [
+        "| channels | image | batch | Cayley x plain | fastest other | Cayley x plain, eval | memory x plain |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in cases("regimes"):
+        figures = {name: Figures(**f) for name, f in case["figures"].items()}
+        plain, cayley = figures.pop("plain"), figures.pop("cayley")
+        best = min(figures, key=lambda m: figures[m].train_median)
+        lines.append(
+            f"| {case['c']} | {case['n']} x {case['n']} | {case['b']} | {cayley.train_median / plain.train_median:.1f} "
+            f"| {best}, {figures[best].train_median / plain.train_median:.1f} "
+            f"| {cayley.evaluate_median / plain.evaluate_median:.1f} | {cayley.peak / plain.peak:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def tables() -> dict[str, str]:
+    """All of them, by the names of their marks in the page."""
+    networks = {name: "\n\n".join(map(network_table, cases(name))) for name in (*NETWORKS, "kwlarge_kept")}
+    regimes = {"regimes": regime_table()} if (RESULTS / "regimes.json").exists() else {}
+    return {"summary": summary_table(), **networks, "layers": layer_table(), **regimes}
+
+
+def marked(name: str, table: str) -> str:
+    """Return a table between its marks."""
+    return f"<!-- {name}: python benchmarks/tables.py --write -->\n{table}\n<!-- end of {name} -->"
+
+
+def write(page: Path = PAGE) -> None:
+    """Put the tables into the page."""
+    text = page.read_text()
+    for name, table in tables().items():
+        parts = re.split(rf"<!-- {name}:.*?<!-- end of {name} -->", text, flags=re.DOTALL)
+        text, count = marked(name, table).join(parts), len(parts) - 1
+        if count != 1:
+            raise ValueError(f"{page} has {count} places for the table {name}, expected 1")
+    page.write_text(text)
+
+
+def stale() -> list[str]:
+    """Return the names of the records that are of other code than this."""
+    records = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    return [name for name, record in records.items() if record.get("code") != code_digest()]
 
 
 if __name__ == "__main__":
-    print("\n\n".join(tables()))
+    if "--write" in sys.argv[1:]:
+        write()
+    else:
+        print("\n\n".join(tables().values()))

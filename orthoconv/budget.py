@@ -13,18 +13,23 @@ __all__ = [
     "DATA_BYTES",
     "DENSE_PIXELS",
     "EXACT_NORM",
+    "FACTORS_KEPT",
     "FEWEST_FREQUENCIES",
-    "INVERTED_ORDER",
+    "INVERTED_ROWS",
     "LIFTED_NORM",
     "LIFTED_RATIO",
     "MOST_TAPS",
     "READ_EVERY",
+    "REMEMBERED_BYTES",
     "SHIFTED_CHANNELS",
     "SIZES_KEPT",
+    "UNPIVOTED_NORM",
     "chunk_bytes",
     "has_cache",
     "has_double",
 ]
+
+import math
 
 import torch
 
@@ -35,14 +40,18 @@ READ_EVERY = 20  # Read the figures of a training run from an accelerator every 
 CACHE_LINES = 2048  # Move coefficients of so many (image, channel) rows at a time, one cache line each.
 DENSE_PIXELS = 64  # Transform images of up to so many pixels by a matrix product; larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
-INVERTED_ORDER = 128  # Invert matrices of up to this order; for larger ones and few images, solve.
+INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
+FACTORS_KEPT = math.inf  # Keep the factors of matrices of order n for the backward pass while n is up to so many times
+# the number of images; they then take that many times the memory of the images. Compute them again otherwise.
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.
+UNPIVOTED_NORM = 3.0  # Eliminate without pivots in (I + A) / 2 while the Frobenius norm of A is up to 3 sqrt(n).
 LIFTED_NORM = 32.0  # Use it for kernels of up to this norm: its rounding error grows with the kernel.
 SHIFTED_CHANNELS = 48  # Shift channels between two products from so many on; with fewer, convolve by the kernel.
 _WITHOUT_DOUBLE = {"mps"}
-SIZES_KEPT = 4  # Remember the operators of a layer for so many image sizes.
+SIZES_KEPT = 4  # Remember the operators of a layer for so many image sizes,
+REMEMBERED_BYTES = 2**30  # and for fewer if they have more bytes than this; only the newest may have more by itself.
 
 
 def has_cache(device: torch.device) -> bool:

@@ -4,16 +4,19 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from orthoconv.lab import benchmark as bench
+from orthoconv.lab import machine
 from orthoconv.lab.cli import main
 from orthoconv.lab.timing import Figures, compare, peak_bytes
 from orthoconv.nn import CayleyConv2d, CayleyLinear
@@ -167,20 +170,53 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert faults["keep"] < 0.2 * faults["give back"]
 
 
-def test_the_tables_of_the_documentation_are_those_of_the_results() -> None:
-    root = Path(__file__).parents[1]
-    spec = importlib.util.spec_from_file_location("tables", root / "benchmarks" / "tables.py")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    """The script benchmarks/tables.py."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = (root / "docs" / "performance.md").read_text()
-    tables = module.tables()
-    assert len(tables) >= 6
-    for table in tables:
-        assert table in text
+    return module
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_results(tables: ModuleType, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    found = tables.tables()
+    assert len(found) >= 7
+    for name, table in found.items():
+        assert tables.marked(name, table) in text
+    (page := tmp_path / "page.md").write_text(text.replace(found["kwlarge"], "an old table"))
+    tables.write(page)
+    assert page.read_text() == text
+
+
+def test_the_digest_is_of_statements_and_not_of_words() -> None:
+    source = 'def f(x):\n    """Double."""\n    return 2 * x\n'
+    same = 'def f(x):\n    """Return twice x.\n\n    More.\n    """\n    # twice\n\n    return 2 * x\n'
+    assert machine._statements(source) == machine._statements(same)
+    assert machine._statements(source) != machine._statements(source.replace("2", "3"))
+    assert machine.code_digest() == machine.code_digest()
+
+
+def test_a_change_of_the_code_changes_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "orthoconv"
+    shutil.copytree(ROOT / "orthoconv", package, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
+    before = machine.code_digest()
+    monkeypatch.setattr(machine, "__file__", str(package / "lab" / "machine.py"))
+    assert machine.code_digest() == before
+    for name in ("linalg/norms.py", "planes.py", "fourier.py", "nn/cayley.py"):
+        (package / name).write_text((package / name).read_text() + "changed = 1\n")
+        assert machine.code_digest() != before
+        before = machine.code_digest()
+    (package / "data" / "names.py").write_text("")
+    assert machine.code_digest() == before
 
 
 def test_every_layer_in_the_results_is_faster_than_the_listing() -> None:
-    record = json.loads((Path(__file__).parents[1] / "results" / "bench" / "layers.json").read_text())
+    record = json.loads((ROOT / "results" / "bench" / "layers.json").read_text())
     for case in record["cases"]:
         medians = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
         assert medians["cayley"] < medians["listing"], case

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from orthoconv import elimination
-from orthoconv.elimination import inverse, logabsdet, lu_factor
+from orthoconv import budget, elimination
+from orthoconv.elimination import accretive_inverse, inverse, logabsdet, lu_factor
 
 DTYPES = (torch.float64, torch.complex128)
 
@@ -63,6 +63,33 @@ def test_is_as_accurate_as_lapack_in_float32(norm):
     traced = torch.func.vmap(inverse)(M[:, None].expand(-1, 2, -1, -1))[:, 0]
     assert error(inverse(M)) <= 3 * lapack
     assert error(traced) <= 3 * lapack
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 8, 9, 20, 64, 65, 100, 257])
+def test_blocks_without_pivots_give_the_inverse(n, dtype):
+    M = definite(n, dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(accretive_inverse(M.clone()), torch.linalg.inv(M))
+    given = M.clone().requires_grad_()
+    torch.testing.assert_close(accretive_inverse(given), torch.linalg.inv(M))
+    assert torch.equal(given, M)  # where gradients are recorded nothing is overwritten
+    assert accretive_inverse(M[:0]).shape == (0, n, n)
+
+
+def test_blocks_are_left_to_lapack_where_they_would_be_inaccurate(monkeypatch):
+    def error(norm):
+        W = torch.randn(2, 64, 64, dtype=torch.complex64)
+        A = W - W.mH
+        M = (torch.eye(64) + norm * A / torch.linalg.matrix_norm(A, 2).max()) / 2
+        with torch.no_grad():
+            Q = (accretive_inverse(M.clone()) - torch.eye(64)).to(torch.complex128)
+        return torch.linalg.matrix_norm(Q.mH @ Q - torch.eye(64), 2).max()
+
+    allowed = 2e-6 * 64**0.5
+    assert max(error(norm) for norm in (0.1, 1, 4, 16, 60)) < allowed
+    monkeypatch.setattr(budget, "UNPIVOTED_NORM", float("inf"))
+    assert error(1) < allowed < error(1000)
 
 
 @pytest.mark.usefixtures("small")

@@ -33,7 +33,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
 
 
-PATHS = ["best", "matrices", "fused", "lifted", "factors", "chunks"]
+PATHS = ["best", "matrices", "fused", "lifted", "factors", "chunks", "again"]
 
 
 @contextmanager
@@ -41,7 +41,9 @@ def path(name: str) -> Iterator[None]:
     """Each way of computing, forced on matrices that are too small to need it."""
     with pytest.MonkeyPatch.context() as patch:
         if name == "factors":
-            patch.setattr(budget, "INVERTED_ORDER", 0)
+            patch.setattr(budget, "INVERTED_ROWS", math.inf)
+        if name == "again":  # factors are not kept
+            patch.setattr(budget, "FACTORS_KEPT", 0)
         if name == "chunks":
             patch.setattr(budget, "CHUNK_BYTES", 1)
             patch.setattr(budget, "FEWEST_FREQUENCIES", 1)

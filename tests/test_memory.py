@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orthoconv import frozen
-from orthoconv.nn import BjorckLinear, CayleyConv2d, CayleyConvTranspose2d, CayleyLinear
+from orthoconv import budget, frozen
+from orthoconv.nn import BjorckLinear, CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, LOTConv2d
 
 LAYERS = {
     "conv": lambda: (CayleyConv2d(3, 4, 3), torch.randn(2, 3, 5, 4)),
@@ -180,6 +180,30 @@ def test_memory_is_bounded() -> None:
     layer.train()
     assert not layer._memory.operators
     assert not layer._memory.snapshot
+
+
+def test_memory_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = LOTConv2d(3, 3, 3).eval()
+    one = 9 * 5 * 9 * 8  # frequencies, entries of a matrix, bytes of a complex number
+    monkeypatch.setattr(budget, "REMEMBERED_BYTES", 3 * one)
+    for h in range(9, 6, -1):
+        layer(torch.randn(1, 3, h, 9))
+    assert list(layer._memory.operators) == [(9, 9), (8, 9), (7, 9)]
+    monkeypatch.setattr(budget, "REMEMBERED_BYTES", one)
+    layer(torch.randn(1, 3, 10, 9))
+    assert list(layer._memory.operators) == [(10, 9)]  # the newest stays, though it has more bytes
+
+
+def test_what_would_exceed_the_budget_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = CayleyConv2d(3, 3, 3).double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    expected = layer(x)
+    layer = copy.deepcopy(layer)
+    monkeypatch.setattr(budget, "REMEMBERED_BYTES", 9 * 5 * 9 * 16 - 1)
+    torch.testing.assert_close(layer(x), expected)
+    assert not layer._memory.operators
+    monkeypatch.setattr(budget, "REMEMBERED_BYTES", 9 * 5 * 9 * 16)
+    torch.testing.assert_close(layer(x), expected)
+    assert list(layer._memory.operators) == [(9, 9)]
 
 
 def test_frozen_ends_with_an_exception() -> None:

@@ -1,6 +1,6 @@
 """Times of every method against the plain one, in the same run: the paper's runtime tables and figure."""
 
-__all__ = ["BATCHES", "PANELS", "PAPER", "Benchmark", "columns"]
+__all__ = ["BATCHES", "PANELS", "PAPER", "REGIMES", "Benchmark", "columns"]
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orthoconv import models
 from orthoconv.allocator import keep_freed_memory
 from orthoconv.files import write_atomically
-from orthoconv.lab.machine import hardware
+from orthoconv.lab.machine import code_digest, hardware
 from orthoconv.lab.progress import quiet_bar
 from orthoconv.lab.timing import Figures, compare, pin_threads
 from orthoconv.nn import CayleyLinear, CircularConv2d, conv_methods
@@ -45,13 +45,18 @@ PANELS: dict[str, tuple[str, list[dict[str, int]]]] = {  # what varies, and the 
     ),
     "f": ("out channels, 64 in, 16 x 16 images", [{"c": 64, "o": o, "k": 3, "n": 16} for o in (8, 32, 64, 128, 256)]),
 }
+REGIMES = [  # layers c -> c of 3 x 3 taps on n x n images, b at a time
+    *({"c": c, "n": n, "b": b} for c, n in ((16, 32), (64, 32), (160, 32), (320, 16), (640, 8)) for b in (4, 32, 128)),
+    *({"c": c, "n": n, "b": 4} for c, n in ((64, 56), (256, 14), (512, 7))),
+    {"c": 64, "n": 224, "b": 1},
+]
 
 
 def columns(kind: str) -> list[str]:
     """Return everything that can be timed: the registered methods, and two ways of others.
 
     Arguments:
-        kind: "networks", which can also have plain convolutions with orthogonal linear layers, or "layers".
+        kind: "networks", which can also have plain convolutions with orthogonal linear layers, "layers" or "regimes".
     """
     methods = [name for name in conv_methods() if name != "plain"]
     return ["plain", *(["plain conv"] if kind == "networks" else []), *methods, "listing", "orthogonium"]
@@ -61,7 +66,7 @@ class Benchmark:
     """One run of `orthoconv bench`: its columns, and the figures so far.
 
     Arguments:
-        kind: "networks" or "layers".
+        kind: "networks", "layers" or "regimes".
         methods: Columns; None for all.
         rounds: Steps of each method that are measured.
         threads: Threads to use.
@@ -135,7 +140,7 @@ class Benchmark:
 
     def _write(self) -> None:
         """Write the figures so far: they are kept if the rest is stopped."""
-        settings = {"bench": self.kind, "rounds": self.rounds, "keep_memory": self.keeps}
+        settings = {"bench": self.kind, "rounds": self.rounds, "keep_memory": self.keeps, "code": code_digest()}
         text = json.dumps({**settings, "hardware": hardware(self.device), "cases": self.cases}, indent=1)
         write_atomically(self.path, text.encode())
 

@@ -44,9 +44,10 @@ COMMANDS: dict[str, Any] = {
     "serve": serve,
     "verify": verify,
     "bench": {
-        "_help": "Time every method against the plain one, in one run: networks, or single layers.",
+        "_help": "Time every method against the plain one, in one run: networks, layers, layers by batch and size.",
         "networks": bench.networks,
         "layers": bench.layers,
+        "regimes": bench.regimes,
     },
     "reproduce": reproduce,
     "records": {

@@ -1,7 +1,9 @@
 """What a figure was measured on: machine, versions, commit."""
 
-__all__ = ["hardware", "use_device"]
+__all__ = ["code_digest", "hardware", "use_device"]
 
+import ast
+import hashlib
 import os
 import platform
 import subprocess
@@ -39,6 +41,36 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "orthoconv": __version__,
         "commit": _commit(),
     }
+
+
+_TIMED = ("budget.py", "elimination.py", "fourier.py", "linalg", "nn", "planes.py")  # what decides how fast a layer is
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def code_digest() -> str:
+    """Return a digest of the code that decides how fast layers are. Comments and docstrings do not change it.
+
+    >>> len(code_digest())
+    16
+    """
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    files = [
+        f for name in _TIMED for f in ([package / name] if name.endswith(".py") else (package / name).glob("*.py"))
+    ]
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(package).as_posix()}\n{_statements(file.read_text())}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _statements(source: str) -> str:
+    """Return the source without docstrings, blank lines, and lines that are comments."""
+    dropped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+            first = node.body[0]
+            dropped |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines = enumerate(source.splitlines(), start=1)
+    return "\n".join(line for k, line in lines if k not in dropped and line.strip() and line.lstrip()[0] != "#")
 
 
 def _commit() -> str | None:

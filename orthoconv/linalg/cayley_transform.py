@@ -9,7 +9,7 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.elimination import inverse, lu_factor
+from orthoconv.elimination import accretive_inverse, inverse, lu_factor
 from orthoconv.linalg.norms import DOUBLE, lower_gram, weight_norm_gradients, weight_scale
 from orthoconv.tracing import is_concrete
 
@@ -140,9 +140,21 @@ def _cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tenso
     if rest.numel():
         M = M + s**2 * lower_gram(rest)
         T = xU - s * (x[:, m:] @ rest.mT)
-    factors = lu_factor(M.mul_(0.5))
-    z: Tensor = torch.linalg.lu_solve(*factors, T.mT).mT
+    M.mul_(0.5)
+    if 2 * len(x) >= m and not torch.is_grad_enabled():
+        factors: tuple[Tensor, ...] = (accretive_inverse(M[None])[0],)
+    else:  # few rows are solved for
+        factors = lu_factor(M)
+    z = _solved(T, factors, adjoint=False)
     return z - xU, (z, *factors)
+
+
+def _solved(T: Tensor, factors: tuple[Tensor, ...], *, adjoint: bool) -> Tensor:
+    """M^-1 t, or M^-T t, for each row t of T (b, m), by the inverse of M or by its factors."""
+    if len(factors) == 1:
+        return T @ (factors[0] if adjoint else factors[0].mT)
+    z: Tensor = torch.linalg.lu_solve(factors[0], factors[1], T.mT, adjoint=adjoint).mT
+    return z
 
 
 def _cayley_linear_gradients(
@@ -151,7 +163,7 @@ def _cayley_linear_gradients(
     (x, V, g), (z, *factors) = inputs, kept
     m, s = len(V), weight_scale(V, g)
     rest = V[:, m:]
-    v = torch.linalg.lu_solve(*factors, grad.mT, adjoint=True).mT
+    v = _solved(grad, tuple(factors), adjoint=True)
     gx = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.sub(v, grad, out=gx[:, :m])
     torch.mm(v, rest, out=gx[:, m:]).mul_(-s)

@@ -78,7 +78,8 @@ class CayleyConv2d(SpectralConv2d):
         changed = any(getattr(type(self), part) is not getattr(CayleyConv2d, part) for part in parts)
         if changed or not self._sums_taps or is_large(self.g):  # no other way runs what a subclass has changed
             return ["matrices"]
-        ways: list[Way] = ["matrices", "fused"] if self.remembers else ["fused", "matrices"]
+        forms = self.remembers and self._remembered_bytes(size) <= budget.REMEMBERED_BYTES
+        ways: list[Way] = ["matrices", "fused"] if forms else ["fused", "matrices"]
         if adjoint or not self._can_lift(size):
             return ways
         return ["lifted", *ways] if self._should_lift(size) else [*ways, "lifted"]
@@ -124,6 +125,11 @@ class CayleyConv2d(SpectralConv2d):
         o, i, kh, kw = self.kernel_shape
         few = i * kh * kw <= budget.LIFTED_RATIO * o and math.prod(size) > budget.DENSE_PIXELS
         return few and budget.has_cache(self.g.device) and abs(self.g.item()) <= budget.LIFTED_NORM
+
+    def _remembered_bytes(self, size: Pair) -> int:
+        """Bytes of the matrices of all frequencies; those of more than the budget are not formed to be remembered."""
+        o, i = self.kernel_shape[:2]
+        return math.prod(size[:-1]) * (size[-1] // 2 + 1) * o * i * 2 * self.weight.element_size()
 
     @property
     def _sums_taps(self) -> bool:

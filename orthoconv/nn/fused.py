@@ -20,42 +20,18 @@ __all__ = ["cayley_conv2d", "cayley_head", "cayley_matrices"]
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.elimination import inverse, lu_factor
-from orthoconv.fourier import offsets
+from orthoconv.elimination import accretive_inverse, lu_factor
 from orthoconv.nn.arguments import Pair
-from orthoconv.planes import COMPLEX, Plane, chunks, plane
-from orthoconv.tracing import tensor_cache
-
-
-class Phases(NamedTuple):
-    """Phases (f, t) of taps at each frequency of a plane, and (t, f) of the adjoint."""
-
-    direct: Tensor
-    adjoint: Tensor
-
-
-class Taps(NamedTuple):
-    """M - I / 2 and -V as sums over taps m (t, g, n, n) and v (t, g, ...)."""
-
-    plane: Plane
-    phases: tuple[Phases, Phases]
-    wide: bool
-    m: Tensor
-    v: Tensor | None
-
-    def matrices(self, some: slice) -> tuple[Tensor, Tensor | None]:
-        """M and -V, (f g, ...), at some frequencies."""
-        M = _sum(self.phases[0].direct[some], self.m)
-        M.diagonal(dim1=-2, dim2=-1).add_(0.5)
-        return M, None if self.v is None else _sum(self.phases[1].direct[some], self.v)
+from orthoconv.nn.taps import Taps, accumulate, gathered, taps_of
+from orthoconv.planes import COMPLEX, FastPlane, Plane, chunks
+from orthoconv.tracing import is_eager
 
 
 def cayley_conv2d(
@@ -70,21 +46,27 @@ def cayley_conv2d(
     >>> round((y.norm() / x.norm()).item(), 4)
     1.0
     """
-    return _convolve(x, bias, _taps(W, _size(x), dilation, groups), adjoint)
+    return _convolve(x, bias, taps_of(W, _size(x), dilation, groups), adjoint)
 
 
 def cayley_head(x: Tensor, W: Tensor, dilation: Pair = (1, 1)) -> Tensor:
     """The first outputs of `cayley_conv2d`, as many as there are inputs: (R - I) x, where W has more rows."""
-    taps = _taps(W, _size(x), dilation, 1)
+    taps = taps_of(W, _size(x), dilation, 1)
     return _convolve(x, None, taps._replace(v=None), adjoint=False)
 
 
 def cayley_matrices(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
     """The transform itself: Q (f, g, o, i) at each frequency of the plane of images of that size."""
-    taps = _taps(W, size, dilation, groups)
-    M, V = taps.matrices(slice(None))
-    Q: Tensor = _form(inverse(M), V, wide=taps.wide).unflatten(0, (-1, groups))
-    return Q
+    taps = taps_of(W, size, dilation, groups)
+    matrices = taps.matrices()
+    if torch.is_grad_enabled() or not is_eager(W):
+        Q = _form(*matrices(slice(None)), wide=taps.wide)
+    else:
+        Q = W.new_empty(len(taps.plane) * groups, len(W) // groups, W.shape[1], dtype=COMPLEX[W.dtype])
+        for some in _chunks(taps, 0):
+            Q[some.start * groups : some.stop * groups] = _form(*matrices(some), wide=taps.wide)
+    by_group: Tensor = Q.unflatten(0, (-1, groups))
+    return by_group
 
 
 def _convolve(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> Tensor:
@@ -102,15 +84,16 @@ def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[T
     p, (g, n) = taps.plane, taps.m.shape[1:3]
     rest = 0 if taps.v is None else taps.v.shape[3 if taps.wide else 2]
     larger = taps.wide == adjoint  # the side of the output
-    X, Y, kept = p.transform(x), p.empty(x, g * (n + rest if larger else n)), list[Tensor]()
-    for some in _chunks(x, taps):
+    X, kept, matrices = p.transform(x), list[Tensor](), taps.matrices()
+    Y, keeps = _room(p, X, x, g * (n + rest if larger else n)), _keeps_factors(taps, len(x))
+    for some in _chunks(taps, len(x)):
         T = p.take(X, some, g)
-        factors = _factor(*taps.matrices(some), rows=len(x), wide=taps.wide)
+        factors = _factor(*matrices(some), rows=len(x), wide=taps.wide)
         S = _product(T, factors, wide=taps.wide, adjoint=adjoint)
         p.put(Y, some, g, S)
         if not torch.is_grad_enabled():
             T[..., :n] += S[..., :n]
-            kept += [T, *factors]
+            kept += [T, *factors] if keeps else [T]
     if bias is not None:
         p.mean(Y).add_(bias * (p.size[0] * p.size[1]))
     return p.invert(Y), tuple(kept)
@@ -123,13 +106,17 @@ def _gradients(
     x, m, v, _ = inputs
     taps = taps._replace(m=m, v=v)
     p, (g, n) = taps.plane, taps.m.shape[1:3]
-    G, GX = p.transform(grad), p.empty(x, x.shape[1]) if needed[0] else None
-    gm = taps.m.new_zeros(taps.m.shape, dtype=COMPLEX[x.dtype])  # in order, whatever the order of the weight is
-    gv = None if taps.v is None else taps.v.new_zeros(taps.v.shape, dtype=gm.dtype)
-    parts = list(_chunks(x, taps))
+    G = p.transform(grad)
+    gbias = p.mean(G).real.sum(0) if needed[3] else None
+    GX = _room(p, G, x, x.shape[1]) if needed[0] else None
+    gm, gv = m.new_zeros(*m.shape, 2), None if v is None else v.new_zeros(*v.shape, 2)
+    parts = list(_chunks(taps, len(x)))
     each = len(kept) // len(parts)
+    matrices = taps.matrices() if each == 1 else None
     for k, some in enumerate(parts):
         before, *factors = kept[k * each : (k + 1) * each]
+        if matrices is not None:
+            factors = [*_factor(*matrices(some), rows=len(x), wide=taps.wide)]
         T = p.take(G, some, g)
         S = _product(T, tuple(factors), wide=taps.wide, adjoint=not adjoint)
         if GX is not None:
@@ -137,28 +124,41 @@ def _gradients(
         T[..., :n] += S[..., :n]
         z, w = (T, before) if adjoint else (before, T)  # z and v of the text above
         H = w.mH @ z  # (f g, o, i)
-        _accumulate(gm, taps.phases[0].adjoint[:, some], H[:, :n, :n], -1)
+        accumulate(gm, taps.phases[0].adjoint[:, some], H[:, :n, :n], -1)
         if gv is not None:
-            _accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
-    return (
-        None if GX is None else p.invert(GX),
-        gm.real,
-        None if gv is None else gv.real,
-        p.mean(G).real.sum(0) if needed[3] else None,
-    )
+            accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
+    gx = None if GX is None else p.invert(GX)
+    return gx, gathered(gm), None if gv is None else gathered(gv), gbias
+
+
+def _room(p: Plane, X: Tensor, x: Tensor, channels: int) -> Tensor:
+    """Room for the coefficients of so many channels: that of X, which are taken before others are put, if it fits."""
+    fits = channels == X.shape[-2 if isinstance(p, FastPlane) else -1]
+    return X if fits and budget.has_cache(x.device) and not torch.is_grad_enabled() else p.empty(x, channels)
+
+
+def _keeps_factors(taps: Taps, rows: int) -> bool:
+    """Whether the factors of a chunk are kept for the backward pass; if not, they are computed again."""
+    return taps.m.shape[-1] <= budget.FACTORS_KEPT * rows
 
 
 def _factor(M: Tensor, V: Tensor | None, *, rows: int, wide: bool) -> tuple[Tensor, ...]:
     """What `_product` needs: Q; or, for large matrices and few rows, the factors of M, and V."""
-    if M.shape[-1] <= max(rows, budget.INVERTED_ORDER):
-        return (_form(inverse(M), V, wide=wide),)
+    if rows >= budget.INVERTED_ROWS * M.shape[-1]:
+        return (_form(M, V, wide=wide),)
     return *lu_factor(M), M[:, :0] if V is None else V
 
 
-def _form(R: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
-    """Q from R and -V."""
-    top = R - torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
-    return top if V is None else torch.cat((top, R @ V if wide else V @ R), dim=-1 if wide else -2)
+def _form(M: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
+    """Q from M, which may be overwritten, and -V."""
+    R = accretive_inverse(M)
+    other = () if V is None else (R @ V if wide else V @ R,)
+    if torch.is_grad_enabled():
+        top = R - torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    else:
+        top = R
+        top.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return torch.cat((top, *other), dim=-1 if wide else -2) if other else top
 
 
 def _product(X: Tensor, factors: tuple[Tensor, ...], *, wide: bool, adjoint: bool) -> Tensor:
@@ -176,63 +176,13 @@ def _product(X: Tensor, factors: tuple[Tensor, ...], *, wide: bool, adjoint: boo
     return torch.cat((Z - X, Z @ N), dim=-1)
 
 
-def _chunks(x: Tensor, taps: Taps) -> Iterator[slice]:
-    """Frequencies that are taken at once."""
-    matrix, rest = taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
-    numbers = 4 * matrix + rest + 4 * len(x) * (matrix + rest) // taps.m.shape[-1]
-    return chunks(len(taps.plane), 2 * x.element_size() * numbers, budget.FEWEST_FREQUENCIES, device=x.device)
-
-
-def _sum(phases: Tensor, taps: Tensor) -> Tensor:
-    """Sum over the taps (t, g, m, n), each times its phase: (f g, m, n)."""
-    return (phases @ taps.flatten(1).to(phases.dtype)).view(-1, *taps.shape[2:])
-
-
-def _accumulate(total: Tensor, phases: Tensor, D: Tensor, sign: int) -> None:
-    """Add the adjoint of `_sum` for D (f g, m, n), in place."""
-    total.view(len(total), -1).addmm_(phases, D.reshape(phases.shape[1], -1), alpha=sign)
+def _chunks(taps: Taps, rows: int) -> Iterator[slice]:
+    """Frequencies that are taken at once, for so many images."""
+    m, matrix, rest = taps.m, taps.m[0].numel(), 0 if taps.v is None else taps.v[0].numel()
+    numbers = 4 * matrix + rest + 4 * rows * (matrix + rest) // m.shape[-1]
+    return chunks(len(taps.plane), 2 * m.element_size() * numbers, budget.FEWEST_FREQUENCIES, device=m.device)
 
 
 def _size(x: Tensor) -> Any:
     """Height and width of images, or depth, height and width of volumes."""
     return tuple(x.shape[2:])
-
-
-def _taps(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
-    k: Any = tuple(W.shape[2:])
-    W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
-    o, i = W.shape[1:3]
-    n, wide = min(o, i), i > o
-    U, V = W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]
-    kernels = (U, -U.transpose(1, 2)) if o == i else (U, -U.transpose(1, 2), _correlation(V, wide=wide))
-    m = torch.cat([K.flatten(3).permute(3, 0, 1, 2) for K in kernels]) / 2
-    v = None if o == i else -V.flatten(3).permute(3, 0, 1, 2)
-    phases = _phases(size, k, dilation, o == i, W.dtype, W.device)
-    return Taps(plane(size, W.dtype, W.device), phases, wide, m, v)
-
-
-def _correlation(V: Tensor, *, wide: bool) -> Tensor:
-    """Kernel (g, n, n, 2 kh - 1, 2 kw - 1) of V* V, or of V V* if V is wide, for V (g, o, i, kh, kw)."""
-    V = V if wide else V.transpose(1, 2)
-    pad, conv = [n - 1 for n in V.shape[3:]], F.conv2d if V.ndim == 5 else F.conv3d
-    if budget.has_cache(V.device) or len(V) == 1:
-        S = torch.stack([conv(K, K, padding=pad) for K in V])
-    else:  # one kernel for all groups
-        S = conv(V.transpose(0, 1).flatten(1, 2), V.flatten(0, 1), padding=pad, groups=len(V))
-        S = S.unflatten(1, (len(V), -1)).transpose(0, 1)
-    return S if wide else S.transpose(1, 2)
-
-
-@tensor_cache
-def _phases(
-    size: Pair, k: Pair, dilation: Pair, square: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Phases, Phases]:
-    """Phases of the taps of M and of V."""
-    p = plane(size, dtype, device)
-    P = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
-    parts = [P, P.conj()]
-    if not square:
-        parts.append(p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True))))
-    both = [(Q, (p.scale[:, None] * Q).mT.contiguous()) for Q in (torch.cat(parts, dim=1), P)]
-    m, v = (Phases(*(Q.to(device, COMPLEX[dtype]) for Q in pair)) for pair in both)
-    return m, v

@@ -38,9 +38,15 @@ class _Memory(NamedTuple):
         return value if value is not None and value._version == version else None
 
     def add(self, size: Pair, value: Tensor) -> "_Memory":
-        """Return a memory with one operator more, and without the oldest ones beyond `budget.SIZES_KEPT`."""
+        """Return a memory with one operator more, and without the oldest ones beyond the budget.
+
+        The newest one always stays, whatever its size.
+        """
         others = [(k, v) for k, v in self.operators.items() if k != size]
-        return self._replace(operators=dict([*others, (size, (value, value._version))][-budget.SIZES_KEPT :]))
+        newest = [*others, (size, (value, value._version))][-budget.SIZES_KEPT :]
+        while len(newest) > 1 and sum(v.numel() * v.element_size() for _, (v, _) in newest) > budget.REMEMBERED_BYTES:
+            newest = newest[1:]
+        return self._replace(operators=dict(newest))
 
 
 class Reparametrized(Layer):

@@ -1,6 +1,6 @@
 """`orthoconv bench`: time every method against the plain one, in the same run."""
 
-__all__ = ["layers", "networks"]
+__all__ = ["layers", "networks", "regimes"]
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from orthoconv import models
 from orthoconv.lab import plots
-from orthoconv.lab.benchmark import BATCHES, PANELS, PAPER, Benchmark
+from orthoconv.lab.benchmark import BATCHES, PANELS, PAPER, REGIMES, Benchmark
 from orthoconv.lab.machine import use_device
 
 
@@ -85,3 +85,31 @@ def layers(
             x = torch.randn(batch, case["c"], case["n"], case["n"], requires_grad=True)
             bench.run({"panel": panel, "title": title, **case, "batch": batch}, built, x, {})
     bench.draw(plots.bench_layers)
+
+
+def regimes(
+    methods: Sequence[str] = ("plain", "cayley", "lot", "soc", "bcop", "rko", "aoc"),
+    rounds: int = 3,
+    threads: int | None = None,
+    keep_memory: bool = False,
+    out: Path = Path("runs/bench"),
+    device: str = "auto",
+) -> None:
+    """Time one layer of each orthogonal method for small and large batches, images and numbers of channels.
+
+    Example: orthoconv bench regimes --methods [cayley,plain] --rounds 1
+
+    Args:
+        methods: Columns, as for networks.
+        rounds: Steps of each method that are measured, taking turns.
+        threads: Threads to use.
+        keep_memory: Whether the allocator keeps freed memory, as in `orthoconv train`.
+        out: Folder of the JSON file.
+        device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
+    """
+    bench = Benchmark("regimes", methods, rounds, threads, keep_memory, out, use_device(device))
+    for case in REGIMES:
+        built = {method: bench.conv(method)(case["c"], case["c"], 3) for method in bench.methods}
+        x = torch.randn(case["b"], case["c"], case["n"], case["n"], requires_grad=True)
+        bench.run(case, built, x, {})
+    print(f"\n{bench.path}")

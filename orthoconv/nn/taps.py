@@ -1,0 +1,118 @@
+"""The matrices M = (I + A) / 2 and V of a Cayley transform as sums over the taps of a kernel, at each frequency.
+
+Two taps at opposite offsets have conjugate phases. So M is the sum of cosines times real matrices, plus i times that of
+sines times others: one real product gives real and imaginary parts side by side.
+"""
+
+__all__ = ["Taps", "accumulate", "gathered", "taps_of"]
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from orthoconv import budget
+from orthoconv.fourier import offsets
+from orthoconv.nn.arguments import Pair
+from orthoconv.planes import Plane, plane
+from orthoconv.tracing import tensor_cache
+
+
+class Phases(NamedTuple):
+    """Cosines and sines (f, 2 t) of taps at each frequency of a plane, and (2 t, f) for the adjoint of their sum."""
+
+    direct: Tensor
+    adjoint: Tensor
+
+
+class Taps(NamedTuple):
+    """M - I / 2 and -V as sums over taps m (2 t, g, n, n) and v (2 t, g, ...), first for cosines, then for sines."""
+
+    plane: Plane
+    phases: tuple[Phases, Phases]
+    wide: bool
+    m: Tensor
+    v: Tensor | None
+
+    def matrices(self) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
+        """Return the function that gives M and -V, (f g, ...), at some frequencies."""
+        m, v = _spread(self.m), None if self.v is None else _spread(self.v)
+
+        def some_of(some: slice) -> tuple[Tensor, Tensor | None]:
+            M = _sum(self.phases[0].direct[some], m)
+            M.diagonal(dim1=-2, dim2=-1).add_(0.5)
+            return M, None if v is None else _sum(self.phases[1].direct[some], v)
+
+        return some_of
+
+
+def taps_of(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
+    """Taps of the Cayley transform of the kernel W (o, i / groups, kh, kw) on images of that size."""
+    k: Any = tuple(W.shape[2:])
+    W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
+    o, i = W.shape[1:3]
+    n, wide = min(o, i), i > o
+    U, V = (K.flatten(3).permute(3, 0, 1, 2) for K in (W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]))  # (t, g, ...)
+    even, odd, v = [U - U.mT], [U + U.mT], None
+    if o != i:
+        S = _correlation(W[:, :, n:] if wide else W[:, n:], wide=wide).flatten(3).permute(3, 0, 1, 2)
+        S = S[: len(S) // 2 + 1]  # the tap at the opposite offset is the transpose; the last one is at the centre
+        even, odd = [*even, S[:-1] + S[:-1].mT, S[-1:]], [*odd, S[:-1] - S[:-1].mT, torch.zeros_like(S[-1:])]
+        v = -torch.cat((V, V))
+    m = torch.cat((*even, *odd)) / 2
+    phases = _phases(size, k, dilation, o == i, W.dtype, W.device)
+    return Taps(plane(size, W.dtype, W.device), phases, wide, m, v)
+
+
+def _sum(phases: Tensor, taps: Tensor) -> Tensor:
+    """Sum over the taps (2 t, g, m, n, 2), each times its cosine or sine: (f g, m, n), complex."""
+    return torch.view_as_complex((phases @ taps.flatten(1)).view(-1, *taps.shape[2:]))
+
+
+def accumulate(total: Tensor, phases: Tensor, D: Tensor, sign: int) -> None:
+    """Add the adjoint of `_sum` for D (f g, m, n), in place."""
+    parts = torch.view_as_real(D.contiguous()).reshape(phases.shape[1], -1)
+    total.view(len(total), -1).addmm_(phases, parts, alpha=sign)
+
+
+def _spread(taps: Tensor) -> Tensor:
+    """Taps (2 t, ...) as complex numbers (2 t, ..., 2): those for cosines are real, those for sines imaginary."""
+    (cosines, sines), zero = taps.chunk(2), torch.zeros_like(taps[: len(taps) // 2])
+    return torch.cat((torch.stack((cosines, zero), dim=-1), torch.stack((zero, sines), dim=-1)))
+
+
+def gathered(taps: Tensor) -> Tensor:
+    """The adjoint of `_spread`."""
+    return torch.cat((taps[: len(taps) // 2, ..., 0], taps[len(taps) // 2 :, ..., 1]))
+
+
+def _correlation(V: Tensor, *, wide: bool) -> Tensor:
+    """Kernel (g, n, n, 2 kh - 1, 2 kw - 1) of V* V, or of V V* if V is wide, for V (g, o, i, kh, kw)."""
+    V = V if wide else V.transpose(1, 2)
+    pad, conv = [n - 1 for n in V.shape[3:]], F.conv2d if V.ndim == 5 else F.conv3d
+    if budget.has_cache(V.device) or len(V) == 1:
+        S = torch.stack([conv(K, K, padding=pad) for K in V])
+    else:  # one kernel for all groups
+        S = conv(V.transpose(0, 1).flatten(1, 2), V.flatten(0, 1), padding=pad, groups=len(V))
+        S = S.unflatten(1, (len(V), -1)).transpose(0, 1)
+    return S if wide else S.transpose(1, 2)
+
+
+@tensor_cache
+def _phases(
+    size: Pair, k: Pair, dilation: Pair, square: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Phases, Phases]:
+    """Phases of the taps of M and of V."""
+    p = plane(size, dtype, device)
+    V = M = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
+    if not square:
+        P = p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True)))
+        M = torch.cat((V, P[:, : P.shape[1] // 2 + 1]), dim=1)
+
+    def parts(P: Tensor) -> Phases:
+        direct, adjoint = torch.cat((P.real, P.imag), dim=1), torch.cat((P.real, -P.imag), dim=1)
+        return Phases(direct.to(device, dtype), (p.scale[:, None] * adjoint).mT.contiguous().to(device, dtype))
+
+    return parts(M), parts(V)
