@@ -15,6 +15,7 @@ __all__ = [
     "EXACT_NORM",
     "FACTORS_KEPT",
     "FEWEST_FREQUENCIES",
+    "INVERTED_ORDER",
     "INVERTED_ROWS",
     "LIFTED_NORM",
     "LIFTED_RATIO",
@@ -41,6 +42,7 @@ CACHE_LINES = 2048  # Move coefficients of so many (image, channel) rows at a ti
 DENSE_PIXELS = 64  # Transform images of up to so many pixels by a matrix product; larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
 INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
+INVERTED_ORDER = 128  # On an accelerator, invert matrices of up to this order for any number of images.
 FACTORS_KEPT = math.inf  # Keep the factors of matrices of order n for the backward pass while n is up to so many times
 # the number of images; they then take that many times the memory of the images. Compute them again otherwise.
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.

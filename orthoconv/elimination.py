@@ -12,7 +12,7 @@ transforms, QR takes the place of LU, since the number of threads is not known t
 Note [No pivots]: the Hermitian part of M = (I + A) / 2, and of each of its Schur complements, is at least I / 2. So
 each block on the diagonal has an inverse of norm 2 at the most, and no rows need be exchanged: `accretive_inverse`
 eliminates by blocks, in products. Products run at the peak of a processor. oneMKL's inverses of small matrices ran at
-a fifth of it on an AMD processor; by blocks they took 0.5 to 0.7 of the time for orders 32 to 320. Its LU factors are
+a fifth of it on an AMD processor; by blocks they took 0.55 to 0.75 of the time for orders 32 to 320. Its LU factors are
 not as slow, so few images are solved for with them. What is lost is accuracy at large norms. In float32, |Q* Q - I| of
 the Cayley transform is as with pivots while |A| is up to 16, up to 3 times that at 32, 5 times at 64, and 16 times
 at 256. So matrices of a Frobenius norm of more than 3 sqrt(n) are left to LAPACK. Up to that norm, random A of ranks 1

@@ -109,7 +109,7 @@ def _gradients(
     G = p.transform(grad)
     gbias = p.mean(G).real.sum(0) if needed[3] else None
     GX = _room(p, G, x, x.shape[1]) if needed[0] else None
-    gm, gv = m.new_zeros(*m.shape, 2), None if v is None else v.new_zeros(*v.shape, 2)
+    gm, gv = m.new_zeros(*m.shape, 2), None if v is None else v.new_zeros(2 * len(v), *v.shape[1:], 2)
     parts = list(_chunks(taps, len(x)))
     each = len(kept) // len(parts)
     matrices = taps.matrices() if each == 1 else None
@@ -128,7 +128,7 @@ def _gradients(
         if gv is not None:
             accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
     gx = None if GX is None else p.invert(GX)
-    return gx, gathered(gm), None if gv is None else gathered(gv), gbias
+    return gx, torch.cat(gathered(gm)), None if gv is None else torch.add(*gathered(gv)), gbias
 
 
 def _room(p: Plane, X: Tensor, x: Tensor, channels: int) -> Tensor:
@@ -144,7 +144,8 @@ def _keeps_factors(taps: Taps, rows: int) -> bool:
 
 def _factor(M: Tensor, V: Tensor | None, *, rows: int, wide: bool) -> tuple[Tensor, ...]:
     """What `_product` needs: Q; or, for large matrices and few rows, the factors of M, and V."""
-    if rows >= budget.INVERTED_ROWS * M.shape[-1]:
+    many = rows >= budget.INVERTED_ROWS * M.shape[-1]
+    if many or not (budget.has_cache(M.device) or M.shape[-1] > budget.INVERTED_ORDER):
         return (_form(M, V, wide=wide),)
     return *lu_factor(M), M[:, :0] if V is None else V
 

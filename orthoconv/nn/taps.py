@@ -28,7 +28,10 @@ class Phases(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """M - I / 2 and -V as sums over taps m (2 t, g, n, n) and v (2 t, g, ...), first for cosines, then for sines."""
+    """M - I / 2 and -V as sums over taps: m (2 t, g, n, n), first for cosines, then for sines; v (t, g, ...) for both.
+
+    The taps v are those of V; their phases have the minus sign.
+    """
 
     plane: Plane
     phases: tuple[Phases, Phases]
@@ -38,7 +41,7 @@ class Taps(NamedTuple):
 
     def matrices(self) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
         """Return the function that gives M and -V, (f g, ...), at some frequencies."""
-        m, v = _spread(self.m), None if self.v is None else _spread(self.v)
+        m, v = _spread(self.m), None if self.v is None else _spread(torch.cat((self.v, self.v)))
 
         def some_of(some: slice) -> tuple[Tensor, Tensor | None]:
             M = _sum(self.phases[0].direct[some], m)
@@ -54,15 +57,15 @@ def taps_of(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
     W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
     o, i = W.shape[1:3]
     n, wide = min(o, i), i > o
-    U, V = (K.flatten(3).permute(3, 0, 1, 2) for K in (W[:, :n, :n], W[:, :, n:] if wide else W[:, n:]))  # (t, g, ...)
-    even, odd, v = [U - U.mT], [U + U.mT], None
-    if o != i:
-        S = _correlation(W[:, :, n:] if wide else W[:, n:], wide=wide).flatten(3).permute(3, 0, 1, 2)
-        S = S[: len(S) // 2 + 1]  # the tap at the opposite offset is the transpose; the last one is at the centre
-        even, odd = [*even, S[:-1] + S[:-1].mT, S[-1:]], [*odd, S[:-1] - S[:-1].mT, torch.zeros_like(S[-1:])]
-        v = -torch.cat((V, V))
-    m = torch.cat((*even, *odd)) / 2
-    phases = _phases(size, k, dilation, o == i, W.dtype, W.device)
+    K, V = W[:, :n, :n].flatten(3), W[:, :, n:] if wide else W[:, n:]
+    phases, sign = _phases(size, k, dilation, o == i, W.dtype, W.device)
+    if o != i:  # of two taps of the correlation at opposite offsets the first is enough; the last one is at the centre
+        S = _correlation(V, wide=wide).flatten(3)
+        K = torch.cat((K, S[..., : S.shape[3] // 2 + 1]), dim=3)
+    K = K.permute(3, 0, 1, 2)  # (t, g, n, n)
+    other = K.mT * sign
+    m = torch.cat((K + other, K - other))
+    v = None if o == i else V.flatten(3).permute(3, 0, 1, 2)
     return Taps(plane(size, W.dtype, W.device), phases, wide, m, v)
 
 
@@ -83,9 +86,9 @@ def _spread(taps: Tensor) -> Tensor:
     return torch.cat((torch.stack((cosines, zero), dim=-1), torch.stack((zero, sines), dim=-1)))
 
 
-def gathered(taps: Tensor) -> Tensor:
-    """The adjoint of `_spread`."""
-    return torch.cat((taps[: len(taps) // 2, ..., 0], taps[len(taps) // 2 :, ..., 1]))
+def gathered(taps: Tensor) -> tuple[Tensor, Tensor]:
+    """The adjoint of `_spread`: taps for cosines, and taps for sines."""
+    return taps[: len(taps) // 2, ..., 0], taps[len(taps) // 2 :, ..., 1]
 
 
 def _correlation(V: Tensor, *, wide: bool) -> Tensor:
@@ -103,16 +106,22 @@ def _correlation(V: Tensor, *, wide: bool) -> Tensor:
 @tensor_cache
 def _phases(
     size: Pair, k: Pair, dilation: Pair, square: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Phases, Phases]:
-    """Phases of the taps of M and of V."""
+) -> tuple[tuple[Phases, Phases], Tensor]:
+    """Phases of the taps of M and of -V; sign (t, 1, 1, 1) of the transpose of each tap of M.
+
+    A tap of U has the transpose with the other sign at the opposite offset, and one of V* V with the same sign. The
+    centre is its own opposite, so it counts half.
+    """
     p = plane(size, dtype, device)
     V = M = p.phases(*(offsets(t, d) for t, d in zip(k, dilation, strict=True)))
+    sign = torch.full((M.shape[1],), -1.0)
     if not square:
         P = p.phases(*(d * torch.arange(1 - t, t) for t, d in zip(k, dilation, strict=True)))
-        M = torch.cat((V, P[:, : P.shape[1] // 2 + 1]), dim=1)
+        P = P[:, : P.shape[1] // 2 + 1]
+        M, sign = torch.cat((V, P[:, :-1], P[:, -1:] / 2), dim=1), torch.cat((sign, torch.ones(P.shape[1])))
 
     def parts(P: Tensor) -> Phases:
         direct, adjoint = torch.cat((P.real, P.imag), dim=1), torch.cat((P.real, -P.imag), dim=1)
         return Phases(direct.to(device, dtype), (p.scale[:, None] * adjoint).mT.contiguous().to(device, dtype))
 
-    return parts(M), parts(V)
+    return (parts(M / 2), parts(-V)), sign.view(-1, 1, 1, 1).to(device, dtype)
