@@ -182,19 +182,23 @@ class _Tracer(GraphAppendingTracer):
 
     @contextmanager
     def calls_of_modules(self) -> Iterator[None]:
-        """Let calls of modules go through `call_module`, in this thread."""
-        ordinary, thread = nn.Module.__call__, threading.get_ident()
+        """Let calls of modules go through `call_module`, in this thread, and `torch.as_tensor` take traced tensors."""
+        ordinary, thread, as_tensor = nn.Module.__call__, threading.get_ident(), torch.as_tensor
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
                 return ordinary(module, *args, **kwargs)
             return self.call_module(module, ordinary, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        def taken(data: Any, *args: Any, **kwargs: Any) -> Any:
+            same = type(data) is Value and not args and not kwargs
+            return data if same else as_tensor(data, *args, **kwargs)
+
+        nn.Module.__call__, torch.as_tensor = call, taken  # type: ignore[method-assign]
         try:
             yield
         finally:
-            nn.Module.__call__ = ordinary  # type: ignore[method-assign]
+            nn.Module.__call__, torch.as_tensor = ordinary, as_tensor  # type: ignore[method-assign]
 
     def finish(self, y: Value) -> Traced:
         self.graph.output(self.create_arg(y))
