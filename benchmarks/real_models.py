@@ -60,7 +60,9 @@ def models() -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
             yield "timm", name, lambda n=name: timm.create_model(n, num_classes=OWN), (3, size, size)
     if smp := _package("segmentation_models_pytorch"):
         for name in SMP.split():
-            yield "smp", name, lambda n=name: getattr(smp, n)("resnet18", encoder_weights=None, classes=4), (3, 64, 64)
+            size = 128 if name == "PAN" else 64
+            make = lambda n=name: getattr(smp, n)("resnet18", encoder_weights=None, classes=4)  # noqa: E731
+            yield "smp", name, make, (3, size, size)
     if nets := _package("monai.networks.nets"):
         yield from _monai(nets)
 
