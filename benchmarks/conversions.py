@@ -1,6 +1,7 @@
 """Convert real models of packages that are installed, train each on a toy, and record what became of it.
 
     python benchmarks/conversions.py [--only TEXT] [--steps N] [--limit SECONDS] [--records FILE]
+    python benchmarks/conversions.py --parts [--only TEXT]  # quickly: layers that are only said to have the norm 1
     python benchmarks/conversions.py --table   # write the table of docs/conversion.md anew from the records
 
 A package that is not installed is left out, and so is a model that has a record with as many steps. A record has the
@@ -15,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import standins
 import torch
 from real_models import Make, models
 from torch import Tensor, nn
@@ -26,6 +28,16 @@ _ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = _ROOT / "results" / "bench" / "conversions.jsonl", _ROOT / "docs" / "conversion.md"
 _BEGIN, _END = "<!-- conversions: begin -->\n", "<!-- conversions: end -->\n"
 _IMAGES, _BATCH, _CLASSES = 64, 8, 4
+
+
+def examine_parts(make: Make, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Convert one model with stand-ins for its layers: whether all parts have a rule, and parameters a gradient."""
+    torch.manual_seed(0)
+    try:
+        new = convert(make().train(), shape, conv=standins.NAME)
+    except ConversionError as error:
+        return {"refused": str(error)}
+    return {"parts": True, "without_gradient": without_gradient(new, shape)}
 
 
 def examine(make: Make, shape: tuple[int, ...], steps: int, limit: float) -> dict[str, Any]:
@@ -99,13 +111,14 @@ def toy_accuracy(model: nn.Module, shape: tuple[int, ...], steps: int, until: fl
 
 def table(records: list[dict[str, Any]]) -> str:
     """The records in Markdown, after a sentence that counts them."""
-    converted = [r for r in records if "bound" in r]
+    converted = [r for r in records if "bound" in r or "parts" in r]
+    bounds = [max(r["bound"], r.get("trained_bound", 0)) for r in converted if "bound" in r]
     trained = [r for r in converted if "accuracy" in r]
     better = sum(r["accuracy"] > 1 / _CLASSES for r in trained)
-    above = sum(max(r["bound"], r.get("trained_bound", 0)) > 1.0001 for r in converted)
     lines = [
-        f"{len(converted)} of {len(records)} convert; {len(converted) - above} of them have a bound of at most 1.0001, "
-        f"{sum(not r['without_gradient'] for r in converted)} a gradient at every parameter. "
+        f"{len(converted)} of {len(records)} convert, "
+        f"{sum(not r['without_gradient'] for r in converted)} of them with a gradient at every parameter. "
+        f"{len(bounds)} have real layers: the largest bound is {max(bounds):.6f}. "
         f"{len(trained)} were trained on the toy, and {better} of them end above its chance of {100 / _CLASSES:.0f} %.",
         "",
         "| package | model | input | bound | signal | toy | refused |",
@@ -116,6 +129,8 @@ def table(records: list[dict[str, Any]]) -> str:
         if "bound" in r:
             score = f"{100 * r['accuracy']:.0f} %" if "accuracy" in r else ""
             lines.append(f"{name} {max(r['bound'], r.get('trained_bound', 0)):.7f} | {r['signal']:.2g} | {score} | |")
+        elif "parts" in r:
+            lines.append(f"{name} parts | | | |")
         else:
             lines.append(f"{name} | | | {first_part(r['refused'])} |")
     return "\n".join(lines) + "\n"
@@ -130,11 +145,15 @@ def first_part(text: str) -> str:
 
 
 def best(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest record of each model, one with an accuracy before one without; in order of package and model."""
+    """The newest record of each model that says most about it; in order of package and model."""
+
+    def worth(r: dict[str, Any]) -> int:
+        return 2 if "accuracy" in r else 1 if "bound" in r else 0
+
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for r in records:
         old = found.get((r["package"], r["model"]), {})
-        found[r["package"], r["model"]] = old if "accuracy" in old and "accuracy" not in r else r
+        found[r["package"], r["model"]] = old if "refused" not in r and worth(old) > worth(r) else r
     return [found[key] for key in sorted(found)]
 
 
@@ -155,6 +174,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="models whose package/name contains one of these words")
     parser.add_argument("--steps", type=int, default=0, help="steps of training on the toy")
     parser.add_argument("--limit", type=float, default=1e9, help="CPU seconds of a model, after which the toy is left")
+    parser.add_argument("--parts", action="store_true", help="stand-ins for layers; no bound and no training")
     parser.add_argument("--records", type=Path, default=RECORDS, help="file to add a line to for each model")
     parser.add_argument("--table", action="store_true", help="write the table of docs/conversion.md, and no more")
     args = parser.parse_args()
@@ -162,13 +182,17 @@ def main() -> None:
         PAGE.write_text(renewed(PAGE.read_text(), read(args.records)))
         return
     warnings.simplefilter("ignore")
-    known = {(r["package"], r["model"]) for r in read(args.records) if r["steps"] >= args.steps}
+    known = {
+        (r["package"], r["model"])
+        for r in read(args.records)
+        if r["steps"] >= args.steps and (args.parts or "parts" not in r)
+    }
     for package, name, make, shape in models():
         if (package, name) in known or not any(w in f"{package}/{name}" for w in args.only.split() or [""]):
             continue
         start = time.process_time()
         try:
-            facts = examine(make, shape, args.steps, args.limit)
+            facts = examine_parts(make, shape) if args.parts else examine(make, shape, args.steps, args.limit)
         except Exception as error:  # a defect, to be seen in the table
             facts = {"refused": f"{type(error).__name__}: {error}", "failed": True}
         seconds = round(time.process_time() - start, 1)

@@ -30,9 +30,14 @@ TIMM = """resnet18 resnet26d resnet26t resnetv2_50 seresnet18 legacy_seresnet18 
     poolformer_s12 vit_tiny_patch16_224 gmixer_24_224 test_resnet test_efficientnet test_efficientnet_gn test_byobnet
     test_convnext test_convnext2 test_nfnet test_mambaout test_vit resnet10t resnet14t ghostnetv2_100 semnasnet_050
     spnasnet_100 mobilenetv1_100 mobilenetv4_conv_small ese_vovnet19b_slim cs3darknet_s starnet_s050 nf_regnet_b0
-    repghostnet_050 gcresnet33ts"""
+    repghostnet_050 gcresnet33ts skresnet34 eca_vovnet39b darknet17 sedarknet21 cs3darknet_focus_s nf_ecaresnet26
+    nf_seresnet26 repvit_m0_9 starnet_s1 fasternet_t0 hgnetv2_b0 gernet_s convnextv2_atto convnext_zepto_rms
+    convnext_atto_ols inception_next_atto edgenext_xx_small mobilevit_xxs efficientvit_b0 shvit_s1 swiftformer_xs
+    mambaout_femto poolformerv2_s12 fastvit_t8 dla46_c dla60_res2net regnetz_005 fbnetv3_b tf_efficientnetv2_b0
+    mobilenet_edgetpu_100 resnetv2_50d_gn resnetv2_50d_evos resnetv2_50x1_bit"""
 SMP = "Unet UnetPlusPlus Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus MAnet PAN"
 OWN = 10
+_SIZES = {"vit": 224, "mixer": 224, "inception": 96, "ghostnetv2": 64}  # of timm's models that need more than 32
 
 
 def models() -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
@@ -51,11 +56,13 @@ def models() -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
                 yield "pytorchcv", name, lambda n=name: cv.get_model(n, num_classes=OWN), (3, size, size)
     if timm := _package("timm"):
         for name in TIMM.split():
-            size = 224 if "vit" in name or "mixer" in name else 96 if "inception" in name else 32
+            size = next((n for word, n in _SIZES.items() if word in name), 32)
             yield "timm", name, lambda n=name: timm.create_model(n, num_classes=OWN), (3, size, size)
     if smp := _package("segmentation_models_pytorch"):
         for name in SMP.split():
-            yield "smp", name, lambda n=name: getattr(smp, n)("resnet18", encoder_weights=None, classes=4), (3, 64, 64)
+            size = 128 if name == "PAN" else 64
+            make = lambda n=name: getattr(smp, n)("resnet18", encoder_weights=None, classes=4)  # noqa: E731
+            yield "smp", name, make, (3, size, size)
     if nets := _package("monai.networks.nets"):
         yield from _monai(nets)
 
@@ -75,6 +82,9 @@ def _monai(nets: Any) -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
         "SEResNet50": lambda: nets.SEResNet50(spatial_dims=2, in_channels=1, num_classes=4),
         "resnet10": lambda: nets.resnet10(spatial_dims=2, n_input_channels=1, num_classes=4),
         "EfficientNetBN": lambda: nets.EfficientNetBN("efficientnet-b0", False, False, 2, 1, 4),
+        "FlexibleUNet": lambda: nets.FlexibleUNet(1, 4, "efficientnet-b0", spatial_dims=2),
+        "RegUNet": lambda: nets.RegUNet(2, 1, 8, 2, out_channels=4),
+        "LocalNet": lambda: nets.LocalNet(2, 1, 8, (0, 1, 2), out_channels=4),
         "VNet": lambda: nets.VNet(**plane),
         "HighResNet": lambda: nets.HighResNet(**plane),
         "Classifier": lambda: nets.Classifier((1, 32, 32), 4, (8, 16), (2, 2)),

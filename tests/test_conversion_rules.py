@@ -142,8 +142,9 @@ OTHERS: dict[str, nn.Module] = {
     "mean of a stack": Own(
         lambda self, x: torch.mean(torch.stack([x, self.parts[0](x)], dim=4), dim=-1), nn.Conv2d(4, 4, 3, padding=1)
     ),
-    "casts": Own(lambda self, x: self.parts[0](x.float()).to(x.dtype).type_as(x), nn.Conv2d(4, 4, 1)),
+    "casts": Own(lambda self, x: torch.as_tensor(self.parts[0](x.float())).to(x.dtype).type_as(x), nn.Conv2d(4, 4, 1)),
     "padded by a number": nn.Sequential(nn.ConstantPad2d((1, -2, 3, 0), 5.0), nn.ZeroPad2d(1)),
+    "padded channels": Own(lambda self, x: F.pad(x, (0, 0, 0, 0, 1, 2, 0, 0)) + F.pad(x, [0, 0, 0, 0, 3, 0])),
     "padded before a maximum": Own(lambda self, x: F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-math.inf), 2, 2)),
     "state that starts at zero": Own(
         lambda self, x: torch.sigmoid(self.parts[0](x)) * (self.parts[1](torch.zeros_like(x)) + x),

@@ -259,6 +259,11 @@ class Calls(nn.Module):
 
 REFUSED = [
     (Calls(lambda y: nn.ReLU()(y)), (3,), "cannot be traced .* must be made in __init__"),
+    (
+        Calls(lambda y: y + torch.ones(1, 4).expand(y.shape[0], -1)),
+        (3,),
+        "cannot be traced .* the size of the batch, as",
+    ),
     (Calls(lambda y: (y, y)), (3,), "Calls must return one tensor, got tuple"),
     (Calls(lambda y: {"y": y}), (3,), "Calls must return one tensor, got dict"),
     (Calls(lambda y: y), (5,), r"Calls does not take inputs of shape \(5,\): mat1 and mat2"),

@@ -129,6 +129,8 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True) -> nn.Module | No
 
 
 def _padding(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> nn.Module | None:
+    while len(pad) > 4 and tuple(pad[-2:]) == (0, 0):  # an axis that is not padded, such as that of the batch
+        pad = pad[:-2]
     if x.ndim != 4 or len(pad) not in (2, 4, 6) or not all(isinstance(n, int) for n in pad):
         return None
     sides: Any = (*pad, *[0] * (4 - len(pad)))

@@ -26,6 +26,11 @@ _CASTS = {"to", "float", "double", "type", "type_as"}
 _FAILURES = (TraceError, TypeError, RuntimeError, NameError, NotImplementedError, AttributeError, IndexError, KeyError,
              ValueError, AssertionError)  # fmt: skip
 
+_HINTS = {
+    NameError: "; a module that forward itself makes must be made in __init__",
+    TypeError: "; a tensor of the network must not be given the size of the batch, as in weight.expand(len(x), -1, -1)",
+}
+
 
 class UntraceableError(TypeError):
     """A module that no graph stands for; the message says why."""
@@ -73,9 +78,9 @@ def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Modu
         raise
     except _FAILURES as error:
         text = str(error).replace("symbolically traced variables", "values of tensors")
-        made = "; a module that forward itself makes must be made in __init__" if isinstance(error, NameError) else ""
+        hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "")
         where = f"{name} cannot be traced for inputs of {tuple(x.shape[1:])}{tracer.place_of(error)}"
-        raise UntraceableError(f"{where}: {text}{made}") from error
+        raise UntraceableError(f"{where}: {text}{hint}") from error
     raise UntraceableError(f"{name} must return one tensor, got {type(y).__name__}")
 
 
@@ -177,19 +182,23 @@ class _Tracer(GraphAppendingTracer):
 
     @contextmanager
     def calls_of_modules(self) -> Iterator[None]:
-        """Let calls of modules go through `call_module`, in this thread."""
-        ordinary, thread = nn.Module.__call__, threading.get_ident()
+        """Let calls of modules go through `call_module`, in this thread, and `torch.as_tensor` take traced tensors."""
+        ordinary, thread, as_tensor = nn.Module.__call__, threading.get_ident(), torch.as_tensor
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
                 return ordinary(module, *args, **kwargs)
             return self.call_module(module, ordinary, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        def taken(data: Any, *args: Any, **kwargs: Any) -> Any:
+            same = type(data) is Value and not args and not kwargs
+            return data if same else as_tensor(data, *args, **kwargs)
+
+        nn.Module.__call__, torch.as_tensor = call, taken  # type: ignore[method-assign]
         try:
             yield
         finally:
-            nn.Module.__call__ = ordinary  # type: ignore[method-assign]
+            nn.Module.__call__, torch.as_tensor = ordinary, as_tensor  # type: ignore[method-assign]
 
     def finish(self, y: Value) -> Traced:
         self.graph.output(self.create_arg(y))
