@@ -74,11 +74,15 @@ def _statements(source: str) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that this file is in, if it is in one, with + if it has been changed."""
+    """Return the commit of the checkout that this file is in, if it is in one, with + if the package has been changed.
+
+    Other files do not count: a queue that appends its records would change the state that the next one names.
+    """
+    package = Path(__file__).parents[1]
     try:
         commit, changed = (
-            subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-            for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+            subprocess.run(["git", *args], cwd=package, capture_output=True, text=True, timeout=10)
+            for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno", "--", "."])
         )
     except (OSError, subprocess.SubprocessError):
         return None
