@@ -74,7 +74,7 @@ def test_another_logger(tmp_path: Path) -> None:
 def test_words() -> None:
     known = words(cli.COMMANDS)
     assert "train" in known[""]
-    assert known[" bench"] == ["networks", "layers"]
+    assert known[" bench"] == ["networks", "layers", "regimes"]
     assert {"--model.conv", "--recipe.epochs", "--device", "--help"} <= set(known[" train"])
     assert "--names" in options(cli.COMMANDS["bench"]["networks"])
 
@@ -84,7 +84,7 @@ def test_words() -> None:
     ("typed", "completed"),
     [
         (["tr"], ["train"]),
-        (["bench", ""], ["layers", "networks"]),
+        (["bench", ""], ["layers", "networks", "regimes"]),
         (["train", "--model.co"], ["--model.conv"]),
         (["train", "--out", "runs/x", "--recipe.epo"], ["--recipe.epochs"]),
         (["bench", "layers", "--pan"], ["--panels"]),
