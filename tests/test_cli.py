@@ -48,7 +48,7 @@ def call(capsys) -> Callable[..., Result]:
 
 def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     command = ["-c", code] if code else ["-m", "orthoconv"]
-    return subprocess.run([sys.executable, *command, *args], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *command, *args], capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_report_in_a_browser(demo, tmp_path, width: int) -> None:
     flags += f" --disable-component-update --disable-sync --hide-scrollbars --window-size={width},900"
     flags += f" --user-data-dir={tmp_path / 'profile'} --enable-logging=stderr --dump-dom"
     command = ["chromium", *flags.split(), f"file://{copy}"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = int(re.search(r"<title>width (\d+)</title>", result.stdout).group(1))
     assert found <= max(width, 500), "headless windows are at least 500 wide"
     assert "CONSOLE" not in result.stderr
