@@ -113,6 +113,7 @@ def to_onnx(
             twins.single = _spelled_out(twins.single)
             content = _content(twins, type(model).__name__, x, ["logits", "logits64"], certified)
             _try_out(content, model, x, shape)
+            _compare_logits(content, model, x)
         except (TypeError, ValueError) as error:
             if certificate:
                 raise ValueError(f"{error}; certificate=False writes the logits alone") from error

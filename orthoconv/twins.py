@@ -110,16 +110,24 @@ def _convolution(
     return y if bias is None else y + bias[:, None, None]
 
 
-def _average(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any) -> Tensor:
-    """`torch.nn.functional.avg_pool2d` without padding and without a last window that is not whole."""
+def _average(
+    input: Tensor,  # noqa: A002
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """`torch.nn.functional.avg_pool2d`, as a sum if there is no padding and every window is whole."""
     taps = pair("kernel_size", kernel_size)
-    if padding not in (0, (0, 0)) or any(rest[:1]):
-        return F.avg_pool2d(x, kernel_size, stride, padding, *rest)
-    windows = _windows(x, taps, pair("stride", stride or kernel_size), (1, 1))
+    if padding not in (0, (0, 0)) or ceil_mode:
+        return F.avg_pool2d(input, taps, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    windows = _windows(input, taps, pair("stride", stride or kernel_size), (1, 1))
     total = windows[0]
     for window in windows[1:]:
         total = total + window
-    return total / next((divisor for divisor in rest[2:] if divisor), len(windows))
+    return total / (divisor_override or len(windows))
 
 
 def _windows(x: Tensor, taps: Sequence[int], steps: Sequence[int], gaps: Sequence[int]) -> list[Tensor]:

@@ -198,6 +198,20 @@ def test_a_log_of_a_sigmoid_in_onnx(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(session.run(None, {"images": x.numpy()})[0]), model(x))
 
 
+class DividedSum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(x, 2, divisor_override=3).flatten(1)
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+def test_both_logits_of_a_file_are_compared(certificate: bool, tmp_path: Path) -> None:
+    """The float64 logits of this model are right, and its float32 logits are not."""
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(ValueError, match="is wrong: its logits differ by"):
+        to_onnx(DividedSum(), torch.rand(3, 1, 4, 4), tmp_path / "model.onnx", certificate=certificate)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_differs_from_the_model_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3), nn.Flatten(), nn.Linear(9, 2)).eval()
