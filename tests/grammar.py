@@ -150,7 +150,8 @@ def branch(r: random.Random, shape: Shape) -> nn.Module:
     return r.choice([
         lambda: ours.ConvexResidual(some()), lambda: ours.ConvexResidual(some(), some()),
         lambda: ours.PrescaledResidual(some()), lambda: ours.ConcatResidual(part(r, half, 0)),
-        lambda: ours.IsometryAverage(part(r, shape, 0)), some, lambda: random_graph(r, shape, part, 2),
+        lambda: ours.IsometryAverage(part(r, shape, 0)), some,
+        lambda: ours.Ensemble([activation(r, shape), activation(r, shape)]), lambda: random_graph(r, shape, part, 2),
     ])()  # fmt: skip
 
 
@@ -219,7 +220,11 @@ def random_head(r: random.Random, shape: Shape) -> list[nn.Module]:
     """Return layers that end in logits of two classes or more."""
     n, classes = math.prod(shape), r.randint(2, 5)
     kinds = [kind for kind in LINEARS if kind.__name__ not in NOT_AFFINE]
-    last = nn.Linear(n, classes) if r.random() < 0.3 else r.choice(kinds)(n, classes)
+
+    def linear_head() -> nn.Module:
+        return nn.Linear(n, classes) if r.random() < 0.3 else r.choice(kinds)(n, classes)
+
+    last = ours.Ensemble([linear_head(), linear_head()]) if r.random() < 0.2 else linear_head()
     after = r.choice([[], [], [ours.Scale(r.choice([0.5, -2.0]))], [nn.Identity()], [nn.Tanh()]])
     return [*([nn.Flatten()] if len(shape) > 1 else []), last, *after]
 

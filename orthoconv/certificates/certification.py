@@ -5,6 +5,7 @@ __all__ = ["EPS", "Certificates", "certified_radius", "certify"]
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from orthoconv.certificates.bounds import Walk
 from orthoconv.certificates.display import curve, in_levels, table
 from orthoconv.certificates.double import in_double
 from orthoconv.certificates.downward import certain, rounded_down
-from orthoconv.certificates.heads import pairwise_radius, split_head
+from orthoconv.certificates.heads import pairwise_radius, pairwise_rates
 from orthoconv.certificates.own_forward import bounded_form
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
@@ -138,9 +139,9 @@ def certify(
     batch once more, by `in_double`. It reduces the radius of an example by the difference of its logits, and by the
     `rounding_bound` of the second computation. What is certified holds for the exact function.
 
-    A model that ends in a linear layer is certified by `pairwise_radius`, from the bound of the layers before it and
-    the distances of the rows of its matrix. Such a radius is never smaller than that of `certified_radius`, and the
-    last layer need not be orthogonal.
+    A model that ends in a linear layer, or in an `Ensemble` of such models, is certified by `pairwise_radius`, from the
+    bound of the layers before it and the distances of the rows of its matrix. Such a radius is never smaller than that
+    of `certified_radius`, and the last layer need not be orthogonal.
 
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had. See `lipschitz_bound`.
@@ -162,7 +163,7 @@ def certify(
     labels: list[Tensor] = []
     slack: list[Tensor] = []
     shape: torch.Size | None = None
-    head, features, walk = None, _TINY, Walk(torch.float64)
+    rates, walk = None, Walk(torch.float64)
     with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
         near, exact = in_reach_of_double(unwrapped(model)), None
         for x, y in batches:
@@ -172,9 +173,8 @@ def certify(
                 exact = in_double(form) if rounding else None
                 grown = walk.growth(near, shape) if rounding or lipschitz is None else None
                 if lipschitz is None and grown is not None:
-                    lipschitz, head = max(grown.lipschitz, _TINY), split_head(form)
-                    body = None if head is None else walk.growth(head.body, shape)
-                    features = _TINY if body is None else max(body.lipschitz, _TINY)
+                    lipschitz = max(grown.lipschitz, _TINY)
+                    rates = pairwise_rates(form, partial(_bound, walk, shape))
             if x.shape[1:] != shape:
                 raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
             if not bool(torch.isfinite(x).all()):
@@ -195,12 +195,16 @@ def certify(
     scores, classes, slacks = torch.cat(logits), torch.cat(labels), torch.cat(slack) if rounding else None
     values, error = (scores, scores.new_zeros(())) if slacks is None else (scores.double(), slacks)
     radius = certified_radius(values, classes, lipschitz, error)
-    if head is not None:
-        radius = radius.maximum(pairwise_radius(values, classes, head.distances().to(values), features, error))
+    if rates is not None:
+        radius = radius.maximum(pairwise_radius(values, classes, rates.to(values.device), slack=error))
     if slacks is not None:
         radius = rounded_down(radius, scores.dtype)
-    rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if head is None else "pairwise"
+    rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if rates is None else "pairwise"
     return Certificates(scores, classes, radius, lipschitz, tuple(eps), slacks, rests_on)
+
+
+def _bound(walk: Walk, shape: Sequence[int], part: nn.Module) -> float:
+    return max(walk.growth(part, shape).lipschitz, _TINY)
 
 
 def _slack(exact: nn.Module, grown: Growth, x: Tensor, computed: Tensor) -> Tensor:

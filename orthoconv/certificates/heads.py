@@ -1,10 +1,11 @@
 """Certificates of models that end in a linear layer: each pair of classes has a bound of its own."""
 
-__all__ = ["Head", "pairwise_radius", "split_head"]
+__all__ = ["Head", "pairwise_radius", "pairwise_rates", "split_head"]
 
 import copy
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from orthoconv.certificates.trust import is_plain
 from orthoconv.devices import in_double_near
 from orthoconv.margins import check_logits
 from orthoconv.modules import compiled_from
+from orthoconv.nn.ensemble import Ensemble
 from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.normalize import Scale
@@ -74,6 +76,59 @@ def split_head(model: nn.Module) -> Head | None:
             return Head(nn.Sequential(*layers), last.cached_operator(), factor)
         elif not any(isinstance(last, kind) and is_plain(last, kind) for kind in (nn.Identity, nn.Dropout)):
             return None
+    return None
+
+
+def pairwise_rates(model: nn.Module, bound: Callable[[nn.Module], float]) -> Tensor | None:
+    """Bounds of the Lipschitz constants of the differences of two logits, (classes, classes), in float64.
+
+    For a model that ends in a linear layer, these are the bound of its body times the distances of the rows. For the
+    mean of such models, `Ensemble`, they are the mean of theirs: the difference of two logits is the mean of
+    the members' differences.
+
+    Arguments:
+        model: Model as in `split_head`, or one that ends in an `Ensemble` of such models.
+        bound: Function that returns the Lipschitz bound of a part of the model that begins where the model does.
+
+    Returns:
+        The bounds, or None if the model ends in neither.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.eye(2))
+    >>> pairwise_rates(nn.Sequential(Ensemble([model, nn.Sequential(model, Scale(3.0))])), lambda body: 1.0)
+    tensor([[0.0000, 2.8284],
+            [2.8284, 0.0000]], dtype=torch.float64)
+    """
+    members = _members(model)
+    if members is None:
+        head = split_head(model)
+        if head is None:
+            return None
+        distances = head.distances()
+        rate = bound(head.body) * distances * (1 + 2 * _EPS)
+        return torch.where(distances > 0, rate.clamp_min(sys.float_info.min), 0)  # a small bound is not none
+    known = [rates for member in members if (rates := pairwise_rates(member, bound)) is not None]
+    if len(known) < len(members):
+        return None
+    return torch.stack(known).mean(0) * (1 + (len(known) + 2) * _EPS)
+
+
+def _members(model: nn.Module) -> list[nn.Module] | None:
+    """Models whose mean is `model`, if it ends in an `Ensemble`: each is a member between what comes before and after.
+
+    The mean over the mirror image of an ensemble is the ensemble of the means.
+    """
+    layers, after = list(_layers(model)), list[nn.Module]()
+    while layers:
+        last = layers.pop()
+        if isinstance(last, Ensemble) and is_plain(last, Ensemble):
+            return [nn.Sequential(*layers, member, *after) for member in last.members]
+        if isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
+            inner = _members(last.f)
+            return inner and [nn.Sequential(*layers, IsometryAverage(member), *after) for member in inner]
+        if not any(isinstance(last, kind) and is_plain(last, kind) for kind in (Scale, nn.Identity, nn.Dropout)):
+            return None
+        after.insert(0, last)
     return None
 
 

@@ -18,6 +18,8 @@ _YOUNGER = {
     "head": None,
     "depth": None,
     "layers": None,
+    "members": 1,
+    "mirror": False,
 }  # fields that older records of networks lack, and the value that they then had
 _YOUNGER_OPTIONS = {"resize": None, "split": None, "data_seed": 0}  # the same of whole configurations
 _OPTIONS = ("examples", *_YOUNGER_OPTIONS)
@@ -41,6 +43,8 @@ class ModelSpec:
         head: Method of the last linear layer: LINEARS; by default that of the other linear layers.
         depth: Convolutions of lipconvnet, or of the body of liresnet.
         layers: The layers of a network of one's own, such as [conv 32 k3 s2, maxmin, flatten, linear 64, maxmin, head].
+        members: Number of networks, trained from one seed after the other, whose mean the model is.
+        mirror: Whether the model is the mean over an image and its mirror image; it is trained without.
     """
 
     name: str = "kwlarge"
@@ -55,6 +59,8 @@ class ModelSpec:
     head: str | None = None
     depth: int | None = None
     layers: list[str] | None = None
+    members: int = 1
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         if self.layers is not None and self.name not in ("kwlarge", "custom"):

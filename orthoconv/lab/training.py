@@ -1,12 +1,13 @@
 """Training a run: its folder, its progress bar, and a certificate after each epoch."""
 
-__all__ = ["held_out_images", "train_run"]
+__all__ = ["held_out_images", "parts_of", "train_run"]
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
 from orthoconv.models.trained import build_arguments
 from orthoconv.models.words import divisor_of
-from orthoconv.train import CheckpointError, Recipe, fit, save_weights
+from orthoconv.nn import Ensemble, IsometryAverage
+from orthoconv.nn.arguments import positive_int
+from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_weights
 from orthoconv.train.distributed import World, finish, start, together, total
 
 _MOST_CLASSES = 100  # whose accuracy is written after each epoch
@@ -53,6 +56,70 @@ def train_run(
         device: Device that computes.
         loggers: What else gets the figures of each step and epoch; in one of several processes, none.
     """
+    train = _train_one if parts_of(training) == [training] else _train_parts
+    train(run, training, data_dir, resume, device, held_out, loggers)
+
+
+def parts_of(training: Training) -> list[Training]:
+    """Return what is trained for a network: itself, or its members, each without the mirror image and with its seed."""
+    model, recipe = replace(training.model, members=1, mirror=False), training.recipe
+    seeds = range(recipe.seed, recipe.seed + positive_int("members", training.model.members))
+    return [replace(training, model=model, recipe=replace(recipe, seed=seed)) for seed in seeds]
+
+
+def _train_parts(
+    run: Run, training: Training, data_dir: Path | None, resume: bool, device: torch.device, held_out: bool,
+    loggers: Sequence[Logger],
+) -> None:  # fmt: skip
+    """Train the parts of a network one after the other, each in a folder of its own, and write the whole."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("several processes train one network; train each member by itself, in the folder member0, ...")
+    parts = parts_of(training)
+    runs = [Run(run.folder / f"member{k}") for k in range(len(parts))]
+    for part_run, part in zip(runs, parts, strict=True):
+        print(f"{part_run.folder.name}: seed {part.recipe.seed}", flush=True)
+        _train_one(part_run, part, data_dir, resume, device, held_out, loggers)
+    split, test = load(training.data, data_dir, download_bar(), **training.reading)
+    if held_out:
+        test = held_out_images(split, training.examples)
+    config = _config(training, split.first(training.examples), data_dir)
+    network = models.build(**config["network"]).to(device)
+    _write_config(run, config, device)
+    for path in (run.initial_path, run.weights_path):
+        for one, part_run in zip(_single_networks(network), runs, strict=True):
+            load_weights(part_run.folder / path.name, one)
+        save_weights(path, network, config)
+    _join_metrics(run, runs, _test_figures(network, test, World(0, 1, device)), "held out" if held_out else "test")
+    print(f"weights: {run.weights_path}")
+
+
+def _single_networks(network: nn.Sequential) -> list[nn.Module]:
+    """Return the networks that were trained by themselves, of which `build` has made the whole."""
+    inner = network[0].f if isinstance(network[0], IsometryAverage) else network
+    inner = inner[0] if isinstance(inner, nn.Sequential) and isinstance(inner[0], Ensemble) else inner
+    return list(inner.members) if isinstance(inner, Ensemble) else [inner]
+
+
+def _join_metrics(run: Run, runs: Sequence[Run], figures: dict[str, Any], label: str) -> None:
+    """Write the epochs of all members, one after the other, and then the figures of the whole."""
+    joined: list[dict[str, Any]] = []
+    for k, part in enumerate(runs):
+        before = {key: joined[-1][key] if joined else 0 for key in ("epoch", "step")}
+        joined += [{**m, "member": k, **{key: m[key] + n for key, n in before.items()}} for m in part.metrics()]
+    last = [part.metrics()[-1] for part in runs]
+    means = {key: sum(m[key] for m in last) / len(last) for key in ("loss", "accuracy", "lr")}
+    whole = {**joined[-1], **means, "step": joined[-1]["step"] + 1, "seconds": 0.0, "cpu_seconds": 0.0, **figures}
+    whole.pop("member")
+    text = "".join(json.dumps(m) + "\n" for m in [*joined, whole])
+    write_atomically(run.metrics_path, text.encode())
+    print(_line(whole, label), flush=True)
+
+
+def _train_one(
+    run: Run, training: Training, data_dir: Path | None, resume: bool, device: torch.device, held_out: bool,
+    loggers: Sequence[Logger],
+) -> None:  # fmt: skip
+    """Train one network."""
     if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
         raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
     if resume and run.config_path.exists():
@@ -62,14 +129,12 @@ def train_run(
     if held_out:
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
-    config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
     _require_fitting(training.model, split)
-    config |= {"classes": split.classes, "network": build_arguments(config["model"], split)}
+    config = _config(training, split, data_dir)
     torch.manual_seed(training.recipe.seed)
     network = models.build(**config["network"]).to(device)
     if world.rank == 0:
-        text = json.dumps({**config, "hardware": hardware(device), "processes": world.size}, indent=2)
-        write_atomically(run.config_path, text.encode())
+        _write_config(run, config, device, world.size)
         if not (resume and run.initial_path.exists()):
             save_weights(run.initial_path, network, config)
     with together(world, run.checkpoint_path):
@@ -79,6 +144,17 @@ def train_run(
     if world.rank == 0:
         save_weights(run.weights_path, network, {**config, "metrics": run.metrics()[-1:]})
         print(f"weights: {run.weights_path}")
+
+
+def _config(training: Training, split: Split, data_dir: Path | None) -> dict[str, Any]:
+    """Return what a run records: what it is trained from, and the arguments of `build`."""
+    config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
+    return config | {"classes": split.classes, "network": build_arguments(config["model"], split)}
+
+
+def _write_config(run: Run, config: dict[str, Any], device: torch.device, processes: int = 1) -> None:
+    text = json.dumps({**config, "hardware": hardware(device), "processes": processes}, indent=2)
+    write_atomically(run.config_path, text.encode())
 
 
 def held_out_images(split: Split, examples: int) -> Split:

@@ -16,7 +16,7 @@ from orthoconv.models.liresnet import liresnet
 from orthoconv.models.resnet9 import resnet9
 from orthoconv.models.wide_resnet import wide_resnet10_10
 from orthoconv.models.words import count_layers, from_words
-from orthoconv.nn import Normalize, conv_methods
+from orthoconv.nn import Ensemble, IsometryAverage, Normalize, conv_methods
 from orthoconv.nn.arguments import pair, positive_int
 from orthoconv.nn.weight_norm import WeightNormed
 
@@ -89,6 +89,8 @@ def build(
     head: str | None = None,
     depth: int | None = None,
     layers: Sequence[str] | None = None,
+    members: int = 1,
+    mirror: bool = False,
 ) -> nn.Sequential:
     """A network by its name, or by a list of words, for images in [0, 1].
 
@@ -115,12 +117,35 @@ def build(
             "normalized", L is the bound of each logit, and not of all together; `certify` knows.
         depth: Convolutions of lipconvnet, a multiple of 5 (5 by default), or in the body of liresnet (4 by default).
         layers: The list of words, if `name` is "custom".
+        members: Number of such networks, whose mean the model is: an `orthoconv.nn.Ensemble`.
+        mirror: Whether the model is the mean over an image and its mirror image: an `orthoconv.nn.IsometryAverage`.
 
     >>> build("kwlarge", in_channels=1, image_size=28)[0]
     CayleyConv2d(1, 32, kernel_size=(3, 3))
     >>> build(["conv 4 s2", "maxmin", "flatten", "head"], image_size=8)[0]
     CayleyConv2d(3, 4, kernel_size=(3, 3), stride=(2, 2))
     """
+    if type(mirror) is not bool:
+        raise ValueError(f"mirror must be True or False, got {mirror!r}")
+    model, *others = [
+        _network(
+            name, conv, linear, width, kernel_size, lipschitz, strided_kernel_size, learned_scale, image_size,
+            in_channels, classes, mean, std, head, depth, layers,
+        )
+        for _ in range(positive_int("members", members))
+    ]  # fmt: skip
+    if others:
+        model = nn.Sequential(Ensemble([model, *others]))
+    return nn.Sequential(IsometryAverage(model[0] if others else model)) if mirror else model
+
+
+def _network(
+    name: str | Sequence[str], conv: str | None, linear: str | None, width: float, kernel_size: int, lipschitz: float,
+    strided_kernel_size: int | None, learned_scale: bool, image_size: int | Sequence[int], in_channels: int,
+    classes: int, mean: Sequence[float] | None, std: Sequence[float] | None, head: str | None, depth: int | None,
+    layers: Sequence[str] | None,
+) -> nn.Sequential:  # fmt: skip
+    """One network; `build` says what its arguments are."""
     name, words = _words(name, layers, {"strided_kernel_size": strided_kernel_size, "depth": depth}, width, kernel_size)
     size = pair("image_size", image_size)
     for key, value in (("in_channels", in_channels), ("classes", classes)):

@@ -14,6 +14,7 @@ from orthoconv.nn.circular import CircularConv2d
 from orthoconv.nn.convolution import BaseConv2d, TransposedConv2d
 from orthoconv.nn.cpl import CPLConv2d, CPLLinear
 from orthoconv.nn.downsample import InvertibleDownsample, InvertibleUpsample
+from orthoconv.nn.ensemble import Ensemble
 from orthoconv.nn.fitting import Fit, Spread
 from orthoconv.nn.frobenius import FrobeniusConv2d, FrobeniusLinear
 from orthoconv.nn.image_layer import ImageLayer
@@ -76,6 +77,7 @@ __all__ = [
     "ConcatResidual",
     "ConvexResidual",
     "ConvexSum",
+    "Ensemble",
     "ExpLinear",
     "Fit",
     "FrobeniusConv2d",
