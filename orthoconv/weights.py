@@ -1,12 +1,13 @@
 """Weights: one safetensors file with a JSON header, written whole or not at all, and checked when it is read."""
 
-__all__ = ["CheckpointError", "load_into", "load_weights", "read", "save_weights", "write"]
+__all__ = ["CheckpointError", "compact", "load_into", "load_weights", "read", "save_weights", "write"]
 
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from orthoconv.files import sha256, write_atomically
@@ -75,6 +76,16 @@ def write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> Non
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}; what was there before is unchanged"
         ) from error
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """Return a float32 tensor in float16, if that changes none of its numbers; otherwise as it is.
+
+    >>> compact(torch.tensor([0.5])).dtype, compact(torch.tensor([1 / 3])).dtype
+    (torch.float16, torch.float32)
+    """
+    half = tensor.half()
+    return half if tensor.dtype == torch.float32 and torch.equal(half.float(), tensor) else tensor
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

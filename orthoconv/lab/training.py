@@ -1,6 +1,6 @@
 """Training a run: its folder, its progress bar, and a certificate after each epoch."""
 
-__all__ = ["held_out_images", "parts_of", "train_run"]
+__all__ = ["held_out_images", "join", "parts_of", "train_run"]
 
 import json
 import os
@@ -24,7 +24,7 @@ from orthoconv.lab.logging import Logger
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.runs import Run
-from orthoconv.models.trained import build_arguments
+from orthoconv.models.trained import build_arguments, run_arguments
 from orthoconv.models.words import divisor_of
 from orthoconv.nn import Ensemble, IsometryAverage
 from orthoconv.nn.arguments import positive_int
@@ -82,15 +82,25 @@ def _train_parts(
     split, test = load(training.data, data_dir, download_bar(), **training.reading)
     if held_out:
         test = held_out_images(split, training.examples)
-    config = _config(training, split.first(training.examples), data_dir)
-    network = models.build(**config["network"]).to(device)
-    _write_config(run, config, device)
+    _write_config(run, _config(training, split.first(training.examples), data_dir), device)
+    network = join(run, runs).to(device)
+    _join_metrics(run, runs, _test_figures(network, test, World(0, 1, device)), "held out" if held_out else "test")
+    print(f"weights: {run.weights_path}")
+
+
+def join(run: Run, runs: Sequence[Run]) -> nn.Sequential:
+    """Write the weights of a network that is the mean of others, as its configuration says, and return it.
+
+    Arguments:
+        run: Folder with the configuration of the whole.
+        runs: Folders of the members.
+    """
+    network = models.build(**run_arguments(run.folder))
     for path in (run.initial_path, run.weights_path):
         for one, part_run in zip(_single_networks(network), runs, strict=True):
             load_weights(part_run.folder / path.name, one)
-        save_weights(path, network, config)
-    _join_metrics(run, runs, _test_figures(network, test, World(0, 1, device)), "held out" if held_out else "test")
-    print(f"weights: {run.weights_path}")
+        save_weights(path, network, run.config)
+    return network
 
 
 def _single_networks(network: nn.Sequential) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from orthoconv.lab.paper.records import run_record
 from orthoconv.lab.runs import Run
 from orthoconv.models.describing import description_of
 from orthoconv.models.trained import run_arguments
-from orthoconv.weights import read, save_weights
+from orthoconv.weights import compact, read, write
 
 
 def publish(run: Path, name: str, out: Path = Path("runs/published")) -> None:
@@ -32,7 +32,7 @@ def publish(run: Path, name: str, out: Path = Path("runs/published")) -> None:
     network, path = folder.load_model(), out / f"{name}.safetensors"
     known = description_of(network)
     card = {**_card(folder), "classes": None if known.class_names is None else list(known.class_names)}
-    save_weights(path, network, card)
+    write(path, {f"model.{k}": compact(v) for k, v in network.state_dict().items()}, {"state": card})
     digest = sha256(read(path)[0])
     page = render("card.md.j2", name=name, digest=digest, shape=known.input_shape, **card)
     write_atomically(out / f"{name}.md", page.encode())
