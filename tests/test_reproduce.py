@@ -92,7 +92,8 @@ def test_records_are_complete() -> None:
         assert record["hardware"]["torch"]
         assert "metrics" in record or "evaluation" in record
         if "epochs" in record and "evaluation" in record:  # what the run found, and what its evaluation found
-            assert record["epochs"][-1]["epoch"] == record["config"]["recipe"]["epochs"]
+            members = record["config"]["model"].get("members", 1)
+            assert record["epochs"][-1]["epoch"] == members * record["config"]["recipe"]["epochs"]
             assert record["epochs"][-1]["test_accuracy"] == pytest.approx(record["evaluation"]["clean"], abs=2e-4)
 
 
