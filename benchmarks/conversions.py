@@ -4,9 +4,10 @@
     python benchmarks/conversions.py --parts [--only TEXT]  # quickly: layers that are only said to have the norm 1
     python benchmarks/conversions.py --table   # write the table of docs/conversion.md anew from the records
 
-A package that is not installed is left out, and so is a model that has a record with as many steps. A record has the
-Lipschitz bound of the converted model; the signal, that is how large a random change of the input is in the output; how
-many parameters a backward pass leaves without a gradient; and the accuracy on a toy with 4 classes after N steps.
+A package that is not installed is left out, and so is a model that has a record with as many steps, unless --again is
+given. A record has the Lipschitz bound of the converted model; the signal, that is how large a random change of the
+input is in the output; how many parameters a backward pass leaves without a gradient; the accuracy on a toy with 4
+classes after N steps; and, since November 2026, the commit of the package at the start.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv import ConversionError, convert, lipschitz_bound
+from orthoconv.lab.machine import hardware
 
 _ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = _ROOT / "results" / "bench" / "conversions.jsonl", _ROOT / "docs" / "conversion.md"
@@ -163,6 +165,11 @@ def renewed(page: str, records: list[dict[str, Any]]) -> str:
     return before + _BEGIN + table(best(records)) + _END + rest.partition(_END)[2]
 
 
+def origin() -> dict[str, Any]:
+    """What records are made with: the commit of the package, with + if it has been changed, and torch's version."""
+    return {k: v for k, v in hardware(torch.device("cpu")).items() if k in ("commit", "torch")}
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a file; none if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -175,6 +182,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="steps of training on the toy")
     parser.add_argument("--limit", type=float, default=1e9, help="CPU seconds of a model, after which the toy is left")
     parser.add_argument("--parts", action="store_true", help="stand-ins for layers; no bound and no training")
+    parser.add_argument("--again", action="store_true", help="also models that have a record with as many steps")
     parser.add_argument("--records", type=Path, default=RECORDS, help="file to add a line to for each model")
     parser.add_argument("--table", action="store_true", help="write the table of docs/conversion.md, and no more")
     args = parser.parse_args()
@@ -182,13 +190,16 @@ def main() -> None:
         PAGE.write_text(renewed(PAGE.read_text(), read(args.records)))
         return
     warnings.simplefilter("ignore")
+    made_with = origin()  # at the start, since files may change meanwhile
     known = {
         (r["package"], r["model"])
         for r in read(args.records)
         if r["steps"] >= args.steps and (args.parts or "parts" not in r)
     }
     for package, name, make, shape in models():
-        if (package, name) in known or not any(w in f"{package}/{name}" for w in args.only.split() or [""]):
+        if ((package, name) in known and not args.again) or not any(
+            w in f"{package}/{name}" for w in args.only.split() or [""]
+        ):
             continue
         start = time.process_time()
         try:
@@ -198,7 +209,7 @@ def main() -> None:
         seconds = round(time.process_time() - start, 1)
         record = {"package": package, "model": name, "input": shape, "steps": args.steps, **facts, "cpu": seconds}
         with args.records.open("a") as file:
-            file.write(json.dumps(record | {"torch": torch.__version__}) + "\n")
+            file.write(json.dumps(record | made_with) + "\n")
         print(json.dumps(record)[:300], flush=True)
 
 

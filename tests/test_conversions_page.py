@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from orthoconv.lab.machine import hardware
 from orthoconv.nn import methods
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +42,23 @@ def test_the_records_keep_the_promises_of_convert(script: ModuleType) -> None:
             assert r["without_gradient"] == 0, r
             assert max(r.get("bound", 0), r.get("trained_bound", 0)) <= 1.0001, r
             assert r.get("accuracy", 1) > 0.25, r
+
+
+def test_new_records_say_what_they_were_made_with(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of before 17 November 2026 have no commit; all lines after the first with one have it, too."""
+    monkeypatch.setattr(script, "models", lambda: iter([("p", "m", lambda: nn.Linear(3, 4), (3,))]))
+    command = ["conversions.py", "--parts", "--records", str(tmp_path / "new.jsonl")]
+    for argv, lines in ((command, 1), (command, 1), ([*command, "--again"], 2)):
+        monkeypatch.setattr(sys, "argv", argv)
+        script.main()
+        made = script.read(tmp_path / "new.jsonl")
+        assert len(made) == lines
+    assert made[-1]["torch"] == torch.__version__
+    assert made[-1]["commit"] == hardware(torch.device("cpu"))["commit"]
+    with_commit = ["commit" in r for r in script.read(script.RECORDS)]
+    assert with_commit == sorted(with_commit)
 
 
 def test_a_record_that_says_more_is_kept(script: ModuleType) -> None:
