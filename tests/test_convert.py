@@ -310,6 +310,8 @@ def test_bad_arguments_are_refused() -> None:
     for shape in (5, (-3,), (3.0,), "ab"):
         with pytest.raises(ValueError, match="input_shape must be the shape of one input"):
             convert(nn.Linear(3, 3), shape)
+    with pytest.raises(ValueError, match=r"got a tensor of shape \(2, 3\)$"):
+        convert(nn.Linear(3, 3), torch.rand(2, 3))
     with pytest.raises(TypeError, match="takes a module of torch, got 'x'"):
         convert("x", (3,))
 

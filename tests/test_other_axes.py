@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthoconv import ConversionError, convert, lipschitz_bound
+from orthoconv import ConversionError, convert, lipschitz_bound, verify
 from orthoconv.attacks import empirical_lipschitz
 from orthoconv.nn import CayleyConv3d, CayleyConvTranspose2d, MaxMin
 from orthoconv.testing import dense_matrix
@@ -126,6 +126,43 @@ def test_networks_of_sequences_and_volumes_learn(k: int, keep: bool) -> None:
     assert all(p.grad is not None for p in new.parameters())
     assert losses[-1] < 0.8 * losses[0]
     assert lipschitz_bound(new.eval(), shape) <= 1 + 1e-5
+
+
+PLAIN: list[tuple[nn.Module, float]] = [  # and how far the bound may be above the norm
+    (nn.Conv1d(4, 5, 3, padding=1), 1.2),
+    (nn.Conv1d(4, 6, 3, stride=2, dilation=2, groups=2), 2.0),
+    (nn.Conv1d(4, 4, 3, padding="same", padding_mode="circular"), 1 + 1e-9),
+    (nn.ConvTranspose1d(4, 3, 3, stride=2), 2.0),
+    (nn.AvgPool1d(2), 1 + 1e-9),
+    (nn.AvgPool1d(3, 1, padding=1), 1.1),
+    (nn.AdaptiveAvgPool1d(4), 1 + 1e-9),
+]
+
+
+@pytest.mark.parametrize(("layer", "most"), PLAIN, ids=[str(m) for m, _ in PLAIN])
+def test_bounds_of_plain_layers_of_sequences(layer: nn.Module, most: float) -> None:
+    torch.manual_seed(0)
+    layer = layer.double().eval()
+    norm = torch.linalg.matrix_norm(dense_matrix(layer, SEQUENCES, dtype=torch.float64), ord=2).item()
+    assert norm * (1 - 1e-12) <= lipschitz_bound(layer, SEQUENCES) <= most * norm
+    x = torch.rand(3, *SEQUENCES)
+    assert verify(nn.Sequential(layer.float(), nn.Flatten()), x).faults == []
+
+
+def test_maxima_of_sequences_are_bounded_by_how_many_windows_an_entry_stands_in() -> None:
+    for pool, bound in ((nn.MaxPool1d(2), 1.0), (nn.MaxPool1d(3, 1), 3**0.5), (nn.AdaptiveMaxPool1d(2), 2**0.5)):
+        assert lipschitz_bound(pool, SEQUENCES) == pytest.approx(bound)
+        assert empirical_lipschitz(pool, torch.rand(4, *SEQUENCES), 0.1).max() <= bound * (1 + 1e-6)
+    with pytest.raises(TypeError, match=r"bounded for sequences \(c, n\).* for the shape \(4, 4, 9\)"):
+        lipschitz_bound(nn.MaxPool1d(2), (4, *SEQUENCES))
+
+
+def test_an_error_ends_with_its_own_words() -> None:
+    """What torch adds about the graph that is followed is no help."""
+    with pytest.raises(TypeError) as caught:
+        lipschitz_bound(Calls(lambda x, w: F.conv3d(x, w), 3, 2, 2, 2, 2).eval(), VOLUMES)
+    assert "While executing" not in str(caught.value)
+    assert "conv3d" in str(caught.value).lower()
 
 
 def test_kept_weights_of_volumes_are_projected() -> None:

@@ -162,7 +162,7 @@ def _some_inputs(x: object) -> Tensor:
     )
 
 
-_LINEAR = (Reparametrized, nn.Linear, nn.Conv2d)
+_LINEAR = (Reparametrized, nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def _look(name: str, layer: nn.Module, x: Tensor, walk: Walk) -> LayerFacts:

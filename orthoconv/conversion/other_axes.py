@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from orthoconv.certificates.sequences import Axes, adaptive_maxima, adaptive_means, maxima, means
 from orthoconv.conversion.images import adaptive, average, maximum, require_values_alone, scaled
 from orthoconv.conversion.layers import fitted, padding_mode
 from orthoconv.conversion.registry import Part, register_conversion
 
 Make = Callable[[Part], nn.Module]
-Axes = tuple[
-    int | None, int | None
-]  # of a sequence or volume, as which the rows and columns of an image stand, or None
 Pool = Callable[[Any, Axes], nn.Module]  # makes the pool of images along these axes
 
 
@@ -72,28 +70,6 @@ def _fit(sides: list[tuple[int, int]]) -> list[nn.Module]:
     return [nn.ConstantPad3d(amounts, 0.0)] if any(amounts) else []
 
 
-def _along(value: Any, axes: Axes, neutral: int | None) -> Any:
-    """What a pool has along each of two axes; for None, what does nothing."""
-    return tuple(neutral if k is None else value[k] if isinstance(value, tuple | list) else value for k in axes)
-
-
-def _maxima(m: Any, axes: Axes) -> nn.Module:
-    k, s, p, d = (_along(v, axes, n) for v, n in ((m.kernel_size, 1), (m.stride, 1), (m.padding, 0), (m.dilation, 1)))
-    return nn.MaxPool2d(k, s, p, d, ceil_mode=m.ceil_mode)
-
-
-def _means(m: Any, axes: Axes) -> nn.Module:
-    return nn.AvgPool2d(*(_along(v, axes, n) for v, n in ((m.kernel_size, 1), (m.stride, 1), (m.padding, 0))))
-
-
-def _adaptive_maxima(m: Any, axes: Axes) -> nn.Module:
-    return nn.AdaptiveMaxPool2d(_along(m.output_size, axes, None), m.return_indices)
-
-
-def _adaptive_means(m: Any, axes: Axes) -> nn.Module:
-    return nn.AdaptiveAvgPool2d(_along(m.output_size, axes, None))
-
-
 def _image(part: Part, module: nn.Module, size: Sequence[int], output: Sequence[int]) -> Part:
     """The part as a pool of images, (c, h, w) to (c, h', w')."""
     b = part.output[0]
@@ -144,12 +120,12 @@ for _kinds, _rule, _pool, _proof in (
     (
         (nn.MaxPool1d, nn.MaxPool3d),
         maximum,
-        _maxima,
+        maxima,
         "An entry stands in one window along an axis; others: " + _BY_AXES,
     ),
-    ((nn.AvgPool1d, nn.AvgPool3d), average, _means, f"Means along {_BY_AXES}"),
-    ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool3d), adaptive, _adaptive_means, f"Means along {_BY_AXES}"),
-    ((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool3d), scaled, _adaptive_maxima, f"Maxima along {_BY_AXES}"),
+    ((nn.AvgPool1d, nn.AvgPool3d), average, means, f"Means along {_BY_AXES}"),
+    ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool3d), adaptive, adaptive_means, f"Means along {_BY_AXES}"),
+    ((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool3d), scaled, adaptive_maxima, f"Maxima along {_BY_AXES}"),
 ):
     register_conversion(_kinds[0], make=_pool_of_rows(_rule, _pool), proof=_proof)
     register_conversion(_kinds[1], make=_pool_of_volumes(_rule, _pool), proof=_proof)
