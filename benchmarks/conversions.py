@@ -28,7 +28,9 @@ from orthoconv.lab.machine import hardware
 
 _ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = _ROOT / "results" / "bench" / "conversions.jsonl", _ROOT / "docs" / "conversion.md"
-_BEGIN, _END = "<!-- conversions: begin -->\n", "<!-- conversions: end -->\n"
+_TABLE, _GAINS = (
+    (f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n") for name in ("conversions", "gains of signal")
+)
 _IMAGES, _BATCH, _CLASSES = 64, 8, 4
 
 
@@ -138,6 +140,15 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gains(records: list[dict[str, Any]]) -> str:
+    """Signals of models from before layers started near the identity (records without a commit), and from after."""
+    signals = [(f"{r['package']} {r['model']}", "commit" in r, r["signal"]) for r in records if "signal" in r]
+    before, after = ({name: value for name, new, value in signals if new is kind} for kind in (False, True))
+    lines = ["| model | signal before | since layers start near the identity |", "|---|---|---|"]
+    rows = [f"| {name} | {before[name]:.2g} | {after[name]:.2g} |" for name in sorted(before.keys() & after.keys())]
+    return "\n".join([*lines, *rows]) + "\n"
+
+
 def first_part(text: str) -> str:
     """The first part that was refused, and how many more there are."""
     parts = text.splitlines()
@@ -160,9 +171,11 @@ def best(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def renewed(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with the table of these records."""
-    before, _, rest = page.partition(_BEGIN)
-    return before + _BEGIN + table(best(records)) + _END + rest.partition(_END)[2]
+    """The page with the tables of these records."""
+    for (begin, end), text in {_TABLE: table(best(records)), _GAINS: gains(records)}.items():
+        before, _, rest = page.partition(begin)
+        page = before + begin + text + end + rest.partition(end)[2]
+    return page
 
 
 def origin() -> dict[str, Any]:

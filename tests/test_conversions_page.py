@@ -69,6 +69,16 @@ def test_a_record_that_says_more_is_kept(script: ModuleType) -> None:
     assert "| p | m | 3x8x8 | 1.0000000 | 0.5 | 75 % | |" in script.table([trained])
 
 
+def test_signals_are_compared_where_a_model_has_both(script: ModuleType) -> None:
+    old, new = ({"package": "p", "model": "m", "signal": s} for s in (1e-5, 0.02))
+    assert "| p m | 1e-05 | 0.02 |" in script.gains([old, new | {"commit": "abc"}])
+    assert "| p m |" not in script.gains([old, new])
+    rows = [line.split("|")[2:4] for line in script.gains(script.read(script.RECORDS)).splitlines()[2:]]
+    factors = sorted(float(after) / float(before) for before, after in rows)
+    assert factors[-3] > 100, "three models in which the signal was lost"
+    assert factors[0] > 0.5, "none that loses what it had"
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_toy_can_be_learned_and_not_guessed(script: ModuleType, dense: bool) -> None:
     """Each class is as frequent as any other, and a network that sees the image reaches more than chance."""
