@@ -4,9 +4,10 @@
     python benchmarks/conversions.py --parts [--only TEXT]  # quickly: layers that are only said to have the norm 1
     python benchmarks/conversions.py --table   # write the table of docs/conversion.md anew from the records
 
-A package that is not installed is left out, and so is a model that has a record with as many steps. A record has the
-Lipschitz bound of the converted model; the signal, that is how large a random change of the input is in the output; how
-many parameters a backward pass leaves without a gradient; and the accuracy on a toy with 4 classes after N steps.
+A package that is not installed is left out, and so is a model that has a record with as many steps, unless --again is
+given. A record has the Lipschitz bound of the converted model; the signal, that is how large a random change of the
+input is in the output; how many parameters a backward pass leaves without a gradient; the accuracy on a toy with 4
+classes after N steps; and, since November 2026, the commit of the package at the start.
 """
 
 import argparse
@@ -23,10 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv import ConversionError, convert, lipschitz_bound
+from orthoconv.lab.machine import hardware
 
 _ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = _ROOT / "results" / "bench" / "conversions.jsonl", _ROOT / "docs" / "conversion.md"
-_BEGIN, _END = "<!-- conversions: begin -->\n", "<!-- conversions: end -->\n"
+_TABLE, _GAINS = (
+    (f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n") for name in ("conversions", "gains of signal")
+)
 _IMAGES, _BATCH, _CLASSES = 64, 8, 4
 
 
@@ -136,6 +140,15 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gains(records: list[dict[str, Any]]) -> str:
+    """Signals of models from before layers started near the identity (records without a commit), and from after."""
+    signals = [(f"{r['package']} {r['model']}", "commit" in r, r["signal"]) for r in records if "signal" in r]
+    before, after = ({name: value for name, new, value in signals if new is kind} for kind in (False, True))
+    lines = ["| model | signal before | since layers start near the identity |", "|---|---|---|"]
+    rows = [f"| {name} | {before[name]:.2g} | {after[name]:.2g} |" for name in sorted(before.keys() & after.keys())]
+    return "\n".join([*lines, *rows]) + "\n"
+
+
 def first_part(text: str) -> str:
     """The first part that was refused, and how many more there are."""
     parts = text.splitlines()
@@ -158,9 +171,16 @@ def best(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def renewed(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with the table of these records."""
-    before, _, rest = page.partition(_BEGIN)
-    return before + _BEGIN + table(best(records)) + _END + rest.partition(_END)[2]
+    """The page with the tables of these records."""
+    for (begin, end), text in {_TABLE: table(best(records)), _GAINS: gains(records)}.items():
+        before, _, rest = page.partition(begin)
+        page = before + begin + text + end + rest.partition(end)[2]
+    return page
+
+
+def origin() -> dict[str, Any]:
+    """What records are made with: the commit of the package, with + if it has been changed, and torch's version."""
+    return {k: v for k, v in hardware(torch.device("cpu")).items() if k in ("commit", "torch")}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -175,6 +195,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="steps of training on the toy")
     parser.add_argument("--limit", type=float, default=1e9, help="CPU seconds of a model, after which the toy is left")
     parser.add_argument("--parts", action="store_true", help="stand-ins for layers; no bound and no training")
+    parser.add_argument("--again", action="store_true", help="also models that have a record with as many steps")
     parser.add_argument("--records", type=Path, default=RECORDS, help="file to add a line to for each model")
     parser.add_argument("--table", action="store_true", help="write the table of docs/conversion.md, and no more")
     args = parser.parse_args()
@@ -182,13 +203,16 @@ def main() -> None:
         PAGE.write_text(renewed(PAGE.read_text(), read(args.records)))
         return
     warnings.simplefilter("ignore")
+    made_with = origin()  # at the start, since files may change meanwhile
     known = {
         (r["package"], r["model"])
         for r in read(args.records)
         if r["steps"] >= args.steps and (args.parts or "parts" not in r)
     }
     for package, name, make, shape in models():
-        if (package, name) in known or not any(w in f"{package}/{name}" for w in args.only.split() or [""]):
+        if ((package, name) in known and not args.again) or not any(
+            w in f"{package}/{name}" for w in args.only.split() or [""]
+        ):
             continue
         start = time.process_time()
         try:
@@ -198,7 +222,7 @@ def main() -> None:
         seconds = round(time.process_time() - start, 1)
         record = {"package": package, "model": name, "input": shape, "steps": args.steps, **facts, "cpu": seconds}
         with args.records.open("a") as file:
-            file.write(json.dumps(record | {"torch": torch.__version__}) + "\n")
+            file.write(json.dumps(record | made_with) + "\n")
         print(json.dumps(record)[:300], flush=True)
 
 

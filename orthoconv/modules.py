@@ -99,7 +99,10 @@ def leaf_inputs(model: nn.Module, x: Tensor) -> list[LeafInput]:
 def zeros_for(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
     """Return a batch of one zero input of that shape, with the dtype and device of the model's tensors."""
     if not isinstance(input_shape, Sequence) or any(not isinstance(n, int) or n < 0 for n in input_shape):
-        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {input_shape!r}")
+        given = (
+            f"a tensor of shape {tuple(input_shape.shape)}" if isinstance(input_shape, Tensor) else repr(input_shape)
+        )
+        raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {given}")
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
     return torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
 

@@ -73,7 +73,7 @@ def certificate_metadata(model: nn.Module, input_shape: Sequence[int]) -> dict[s
 def to_onnx(
     model: nn.Module,
     x: Tensor,
-    path: Path,
+    path: Path | str,
     *,
     certificate: bool | None = False,
     class_names: Sequence[str] | None = None,
@@ -103,6 +103,10 @@ def to_onnx(
     False
     """
     _require_packages()
+    if not isinstance(x, Tensor) or x.ndim < 1 or len(x) < 2:
+        given = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+        raise ValueError(f"to_onnx takes at least two inputs (b, ...), such as torch.rand(2, *shape), got {given}")
+    path = Path(path)
     shape, names = tuple(x.shape[1:]), class_names or description_of(model).class_names
     facts: dict[str, Any] = {"input_shape": list(shape), "classes": None if names is None else list(names)}
     facts |= {"input_range": [0.0, 1.0], "normalization": _normalization(model)}

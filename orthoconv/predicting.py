@@ -87,6 +87,9 @@ class Predictions:
     def __str__(self) -> str:
         return "\n".join(map(str, self))
 
+    def __repr__(self) -> str:
+        return f"Predictions({len(self)} images, Lipschitz bound {self.lipschitz:.9g})\n{self}"
+
 
 def predict(
     model: nn.Module,

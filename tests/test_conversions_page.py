@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from orthoconv.lab.machine import hardware
 from orthoconv.nn import methods
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,12 +44,39 @@ def test_the_records_keep_the_promises_of_convert(script: ModuleType) -> None:
             assert r.get("accuracy", 1) > 0.25, r
 
 
+def test_new_records_say_what_they_were_made_with(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of before 17 November 2026 have no commit; all lines after the first with one have it, too."""
+    monkeypatch.setattr(script, "models", lambda: iter([("p", "m", lambda: nn.Linear(3, 4), (3,))]))
+    command = ["conversions.py", "--parts", "--records", str(tmp_path / "new.jsonl")]
+    for argv, lines in ((command, 1), (command, 1), ([*command, "--again"], 2)):
+        monkeypatch.setattr(sys, "argv", argv)
+        script.main()
+        made = script.read(tmp_path / "new.jsonl")
+        assert len(made) == lines
+    assert made[-1]["torch"] == torch.__version__
+    assert made[-1]["commit"] == hardware(torch.device("cpu"))["commit"]
+    with_commit = ["commit" in r for r in script.read(script.RECORDS)]
+    assert with_commit == sorted(with_commit)
+
+
 def test_a_record_that_says_more_is_kept(script: ModuleType) -> None:
     base = {"package": "p", "model": "m", "input": [3, 8, 8], "without_gradient": 0}
     trained, parts = {**base, "bound": 1.0, "signal": 0.5, "accuracy": 0.75}, {**base, "parts": True}
     assert script.best([trained, parts]) == script.best([parts, trained]) == [trained]
     assert script.best([trained, {**base, "refused": "no"}])[0]["refused"] == "no"
     assert "| p | m | 3x8x8 | 1.0000000 | 0.5 | 75 % | |" in script.table([trained])
+
+
+def test_signals_are_compared_where_a_model_has_both(script: ModuleType) -> None:
+    old, new = ({"package": "p", "model": "m", "signal": s} for s in (1e-5, 0.02))
+    assert "| p m | 1e-05 | 0.02 |" in script.gains([old, new | {"commit": "abc"}])
+    assert "| p m |" not in script.gains([old, new])
+    rows = [line.split("|")[2:4] for line in script.gains(script.read(script.RECORDS)).splitlines()[2:]]
+    factors = sorted(float(after) / float(before) for before, after in rows)
+    assert factors[-3] > 100, "three models in which the signal was lost"
+    assert factors[0] > 0.5, "none that loses what it had"
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -114,7 +114,7 @@ def test_functions_and_methods() -> None:
 class Hopeless(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.attention = nn.Conv3d(2, 2, 3), nn.MultiheadAttention(8, 2)
+        self.conv, self.attention = nn.ConvTranspose3d(2, 2, 3, padding=2), nn.MultiheadAttention(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         y = x @ x.transpose(2, 3)
@@ -131,7 +131,7 @@ def test_everything_that_cannot_be_converted_is_listed() -> None:
     for part in ("matmul (matmul): there is no rule for it: products of two values",
                  "exp (exp): there is no rule for it: its slope", "truediv (truediv): it divides by",
                  "normalize (normalize): there is no rule for it: a division by a norm",
-                 "mul (mul): it multiplies a value by itself", "conv (Conv3d): there is no rule for it: convert knows",
+                 "mul (mul): it multiplies a value by itself", "conv (ConvTranspose3d): there is no rule for it",
                  "log_softmax (log_softmax): there is no rule for it: certificates speak of logits"):  # fmt: skip
         assert part in message, message
     with pytest.raises(ConversionError, match=r"cannot be traced for inputs of \(2, 8, 8\)"):
@@ -310,6 +310,8 @@ def test_bad_arguments_are_refused() -> None:
     for shape in (5, (-3,), (3.0,), "ab"):
         with pytest.raises(ValueError, match="input_shape must be the shape of one input"):
             convert(nn.Linear(3, 3), shape)
+    with pytest.raises(ValueError, match=r"got a tensor of shape \(2, 3\)$"):
+        convert(nn.Linear(3, 3), torch.rand(2, 3))
     with pytest.raises(TypeError, match="takes a module of torch, got 'x'"):
         convert("x", (3,))
 

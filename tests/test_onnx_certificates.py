@@ -198,3 +198,10 @@ def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(onnx_files, "Twins", Wrong)
     with pytest.raises(ValueError, match=r"differ by .* from those of the model, where rounding explains"):
         to_onnx(network(), torch.rand(3, 2, 8, 8), tmp_path / "model.onnx", certificate=True)
+
+
+@pytest.mark.parametrize("given", [(2, 8, 8), torch.rand(1, 2, 8, 8), torch.rand(())])
+def test_inputs_that_are_refused(given: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at least two inputs \(b, ...\), such as torch.rand\(2, \*shape\), got"):
+        to_onnx(network(), given, tmp_path / "model.onnx")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

@@ -152,6 +152,31 @@ def test_wrappers_are_looked_through(name: str) -> None:
         lipschitz_bound(wrapped, (4, 6, 6))
 
 
+def test_models_compiled_in_place_are_those_before() -> None:
+    """``model.compile()``, of the whole and of a part with its own forward; anything else in its place is refused."""
+    model, x = Network().eval(), torch.rand(4, 4, 6, 6)
+    bound, y = lipschitz_bound(model, (4, 6, 6)), model(x)
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 0.5 * self.inner(x)
+
+    around = Around().eval()
+    model.compile(backend="eager")
+    assert lipschitz_bound(model, (4, 6, 6)) == pytest.approx(bound, rel=1e-12)
+    assert lipschitz_bound(around, (4, 6, 6)) == pytest.approx(bound / 2, rel=1e-12)
+    torch.testing.assert_close(export(model, (4, 6, 6))(x), y, rtol=0, atol=1e-5)
+    assert lipschitz_bound(convert(model, (4, 6, 6)).eval(), (4, 6, 6)) < 1 + 1e-5
+    assert model._compiled_call_impl is not None, "the caller's model stays compiled"
+    model._compiled_call_impl = lambda x: 5 * x
+    with pytest.raises(TypeError, match="no rule for the own _compiled_call_impl"):
+        lipschitz_bound(model, (4, 6, 6))
+
+
 def test_distributed_models_are_looked_through(tmp_path) -> None:
     distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:

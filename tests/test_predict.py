@@ -78,6 +78,7 @@ def test_a_prediction_reads_well() -> None:
     both = predict(network(), torch.zeros(2, 1, 8, 8))
     assert str(both) == f"{one}\n{one}"
     assert both.names == [one.name] * 2
+    assert repr(both) == f"Predictions(2 images, Lipschitz bound {both.lipschitz:.9g})\n{both}", "no tensors"
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -189,3 +189,15 @@ def test_a_scale_too_large_for_float64_is_reported_and_bounded() -> None:
     assert any("promises to be orthogonal" in fault for fault in checked.faults)
     assert not any("does not compute its operator" in fault for fault in checked.faults)
     assert checked.lipschitz >= layer.eval().singular_values((8, 8)).max()
+
+
+def test_a_shape_in_place_of_inputs_is_refused_with_the_remedy() -> None:
+    model = nn.Sequential(nn.Flatten(), CayleyLinear(192, 4))
+    for given, said in (
+        ((3, 8, 8), r"got \(3, 8, 8\); for a shape alone give torch.rand\(8, \*shape\)"),
+        (torch.zeros(0, 3, 8, 8), r"got a tensor of torch.float32 and shape \(0, 3, 8, 8\)"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "got a tensor of torch.uint8"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            verify(model, given)
+    assert verify(model, torch.rand(8, *(3, 8, 8)), 1.0).faults == []

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-import orthoconv.certificates.resampling  # noqa: F401
+import orthoconv.certificates.resampling
+import orthoconv.certificates.sequences  # noqa: F401
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
 from orthoconv.certificates.batches import require_apart
 from orthoconv.certificates.graphs import follow

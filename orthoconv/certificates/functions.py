@@ -52,16 +52,16 @@ def _plain(kind: type[nn.Module], *names: str) -> tuple[tuple[str, ...], Make]:
     return names, lambda x, **given: kind(**given)
 
 
-def _pool(kind: Any, *names: str) -> tuple[tuple[str, ...], Make]:
+def _pool(kind: Any, *names: str, ndim: int = 4) -> tuple[tuple[str, ...], Make]:
     def make(x: Tensor, **given: Any) -> nn.Module | None:
         given["stride"] = given.get("stride") or given["kernel_size"]
-        return kind(**given) if x.ndim == 4 else None
+        return kind(**given) if x.ndim == ndim else None
 
     return ("kernel_size", "stride", *names), make
 
 
-def _on_images(kind: Any, *names: str) -> tuple[tuple[str, ...], Make]:
-    return names, lambda x, **given: kind(**given) if x.ndim == 4 else None
+def _on_images(kind: Any, *names: str, ndim: int = 4) -> tuple[tuple[str, ...], Make]:
+    return names, lambda x, **given: kind(**given) if x.ndim == ndim else None
 
 
 def _filled(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
@@ -77,10 +77,11 @@ def _filled(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
 
 def _conv(kind: Any) -> Make:
     def make(x: Tensor, weight: Tensor, bias: Tensor | None = None, **given: Any) -> nn.Module | None:
-        if x.ndim != 4 or not isinstance(weight, Tensor):
+        if not isinstance(weight, Tensor) or x.ndim != weight.ndim:
             return None
         groups = given.get("groups", 1)
-        i, o = (x.shape[1], weight.shape[1] * groups) if kind is nn.ConvTranspose2d else (x.shape[1], len(weight))
+        transposed = kind in (nn.ConvTranspose1d, nn.ConvTranspose2d)
+        i, o = x.shape[1], weight.shape[1] * groups if transposed else len(weight)
         module = kind(i, o, tuple(weight.shape[2:]), bias=bias is not None, device="meta", **given)
         return _filled(module, weight=weight, bias=bias)
 
@@ -169,6 +170,8 @@ def _prelu(x: Tensor, weight: Tensor) -> nn.Module:
 
 
 _POOLS = ("padding", "ceil_mode", "count_include_pad", "divisor_override")
+_MAXIMA = ("padding", "dilation", "ceil_mode", "return_indices")
+_TRANSPOSED = ("weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _CONV = ("weight", "bias", "stride", "padding", "dilation", "groups")
 _BN = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _SIZES = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
@@ -195,7 +198,13 @@ _FORMS: dict[Any, tuple[tuple[str, ...], Make]] = {
     **dict.fromkeys((torch.abs, "abs"), _plain(Abs)),
     **dict.fromkeys((torch.clamp, "clamp"), (("min", "max"), _clamp)),
     **dict.fromkeys((F.softmax, torch.softmax, "softmax"), (("dim", "_stacklevel", "dtype"), _softmax)),
-    F.max_pool2d: _pool(nn.MaxPool2d, "padding", "dilation", "ceil_mode", "return_indices"),
+    F.max_pool2d: _pool(nn.MaxPool2d, *_MAXIMA),
+    F.max_pool1d: _pool(nn.MaxPool1d, *_MAXIMA, ndim=3),
+    F.max_pool3d: _pool(nn.MaxPool3d, *_MAXIMA, ndim=5),
+    F.avg_pool1d: _pool(nn.AvgPool1d, *_POOLS[:3], ndim=3),
+    F.avg_pool3d: _pool(nn.AvgPool3d, *_POOLS, ndim=5),
+    F.adaptive_avg_pool1d: _on_images(nn.AdaptiveAvgPool1d, "output_size", ndim=3),
+    F.adaptive_avg_pool3d: _on_images(nn.AdaptiveAvgPool3d, "output_size", ndim=5),
     F.avg_pool2d: _pool(nn.AvgPool2d, *_POOLS),
     F.adaptive_avg_pool2d: _on_images(nn.AdaptiveAvgPool2d, "output_size"),
     F.adaptive_max_pool2d: _on_images(nn.AdaptiveMaxPool2d, "output_size", "return_indices"),
@@ -207,9 +216,10 @@ _FORMS: dict[Any, tuple[tuple[str, ...], Make]] = {
     F.pad: (("pad", "mode", "value"), _padding),
     F.interpolate: (_SIZES, _interpolate),
     F.conv2d: (_CONV, _conv(nn.Conv2d)),
-    F.conv_transpose2d: (
-        ("weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"), _conv(nn.ConvTranspose2d)
-    ),
+    F.conv1d: (_CONV, _conv(nn.Conv1d)),
+    F.conv3d: (_CONV, _conv(nn.Conv3d)),
+    F.conv_transpose1d: (_TRANSPOSED, _conv(nn.ConvTranspose1d)),
+    F.conv_transpose2d: (_TRANSPOSED, _conv(nn.ConvTranspose2d)),
     F.linear: (("weight", "bias"), _linear),
     F.batch_norm: (_BN, _batch_norm),
     F.group_norm: (("num_groups", "weight", "bias", "eps"), _group_norm),

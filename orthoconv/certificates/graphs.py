@@ -45,6 +45,7 @@ class _Follower(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, child: Child[Growth]) -> None:
         super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False  # torch would put its own text behind that of an error
         self.child, self.growths = child, dict[fx.Node, Growth]()
         self.parts = dict[fx.Node, Growth]()  # of modules, from their own inputs
         self.result: Growth | None = None

@@ -1,6 +1,6 @@
 """Rules: the Lipschitz constant and the rounding of modules that are not of this library, torch's own among them."""
 
-__all__ = ["Rule", "base_with_rule", "register_rule", "rule_of"]
+__all__ = ["Figure", "Rule", "base_with_rule", "figures_of", "register_rule", "rule_of"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -82,6 +82,13 @@ def rule_of(module: nn.Module, path: str) -> Rule:
         )
     require_as_defined(module, path)
     return _RULES.get(known, _OF_PARTS if issubclass(known, Combination) else _BY_LAYER)
+
+
+def figures_of(module: nn.Module) -> tuple[Figure, Figure]:
+    """Return the Lipschitz constant and the rounding that a module of torch has a rule for."""
+    rule = _RULES[type(module)]
+    assert rule.rounding is not None
+    return rule.lipschitz, rule.rounding
 
 
 def base_with_rule(kind: type) -> type | None:

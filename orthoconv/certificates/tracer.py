@@ -156,7 +156,9 @@ class _Tracer(GraphAppendingTracer):
             raise NameError(f"{type(m).__name__} is not a part of the model")
         if not self.is_leaf(m):
             self.visit(m, path)
-            return self._follow(m, path, lambda: call(m, *args, **kwargs))
+            compiled = vars(m).get("_compiled_call_impl") is not None  # by m.compile(); `visit` has looked at it
+            follow = nn.Module._call_impl if compiled else call
+            return self._follow(m, path, lambda: follow(m, *args, **kwargs))
         in_place = getattr(m, "inplace", False) is True
         path = path or "model"
         if path not in self.root:

@@ -9,6 +9,7 @@ __all__ = [
     "require_methods_of_class",
     "require_no_global_hooks",
     "require_replaceable",
+    "runs_own_call",
 ]
 
 import inspect
@@ -70,7 +71,7 @@ def _is_constant(value: Any) -> bool:
 def require_as_defined(module: nn.Module, path: str) -> None:
     """Raise an error if a module does not do what its class says: by attributes of its own, hooks, or its tensors."""
     require_methods_of_class(module, path)
-    if not _runs_own_call(module):
+    if not runs_own_call(module):
         raise TypeError(f"there is no rule for the own _compiled_call_impl of {path} ({type(module).__name__})")
     if module._forward_hooks or module._forward_pre_hooks:
         raise TypeError(f"nobody can see what the forward hooks of {path} ({type(module).__name__}) do; remove them")
@@ -103,7 +104,7 @@ def _is_code(value: Any) -> bool:
     return callable(value) or hasattr(type(value), "__get__")
 
 
-def _runs_own_call(module: nn.Module) -> bool:
+def runs_own_call(module: nn.Module) -> bool:
     """Whether a call of the module runs its class, or what `module.compile` made of it."""
     call: Any = vars(module).get("_compiled_call_impl")
     return call is None or getattr(call, "_torchdynamo_orig_callable", None) == module._call_impl

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from orthoconv.certificates.trust import require_compiled
+from orthoconv.certificates.trust import require_compiled, runs_own_call
 
 _WRAPPERS = {  # by module and name of the class, and the attribute that holds the model
     ("torch.optim.swa_utils", "AveragedModel"): "module",
@@ -23,7 +23,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers: AveragedModel, DataParallel, DistributedDataParallel, torch.compile, Fabric.
 
     A `forward` that the package accelerate has put before that of the class is left out of a shallow copy, too. It
-    changes the precision of the computation, and not the function. A wrapper with hooks is refused.
+    changes the precision of the computation, and not the function. So is what ``model.compile()`` has put there. A
+    wrapper with hooks is refused.
 
     >>> inner = nn.Linear(2, 2)
     >>> unwrapped(nn.DataParallel(inner)) is inner
@@ -38,7 +39,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if model._forward_hooks or model._forward_pre_hooks:
             raise TypeError(f"nobody can see what the forward hooks of {kind.__name__} do; remove them")
         return unwrapped(inner) if isinstance(inner, nn.Module) else model
-    return _without_accelerate(model)
+    return _without_compilation(_without_accelerate(model))
+
+
+def _without_compilation(model: nn.Module) -> nn.Module:
+    """Return the model as it was before ``model.compile()``; its parts stay the same."""
+    if vars(model).get("_compiled_call_impl") is None or not runs_own_call(model):
+        return model
+    twin = copy.copy(model)
+    twin.__dict__.pop("_compiled_call_impl", None)
+    return twin
 
 
 def _without_accelerate(model: nn.Module) -> nn.Module:

@@ -137,7 +137,7 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
     []
     """
     model = unwrapped(model)
-    (x,) = move(model, x)
+    (x,) = move(model, _some_inputs(x))
     with in_eval_mode(model), frozen(model):
         walk = Walk(x.dtype)
         grown = walk.growth(model, x.shape[1:])
@@ -151,7 +151,18 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
         return Verification(layers, grown.lipschitz, claimed, float(ratios.max()), slack, worst)
 
 
-_LINEAR = (Reparametrized, nn.Linear, nn.Conv2d)
+def _some_inputs(x: object) -> Tensor:
+    """Return `x` if it is a batch of inputs, or raise an error that says what is missing."""
+    if isinstance(x, Tensor) and x.ndim > 0 and len(x) and x.is_floating_point():
+        return x
+    given = f"a tensor of {x.dtype} and shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+    raise TypeError(
+        f"verify takes some inputs (b, ...) of floating point, on which rounding is measured, got {given}; for a shape "
+        f"alone give torch.rand(8, *shape), or call lipschitz_bound(model, shape)"
+    )
+
+
+_LINEAR = (Reparametrized, nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def _look(name: str, layer: nn.Module, x: Tensor, walk: Walk) -> LayerFacts:

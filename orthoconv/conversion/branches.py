@@ -3,6 +3,7 @@
 __all__: list[str] = []
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ def _sum(part: Part) -> nn.Module | Joined | None:
 def _difference(part: Part) -> nn.Module | Joined | None:
     if len(part.inputs) == 1:
         return _plus(part)
-    return _convex(part, (None, Scale(-1.0)))
+    apart = replace(part, share=min(part.share, 0.25))  # layers start near the identity, and halves of x would cancel
+    return _convex(apart, (None, Scale(-1.0)), equal=0.75)
 
 
 def _plus(part: Part) -> nn.Module | None:
@@ -73,11 +75,15 @@ def _numbers(constant: Tensor, shape: torch.Size) -> tuple[int, ...]:
     return sides or (1,)
 
 
-def _convex(part: Part, before: tuple[nn.Module | None, nn.Module | None]) -> Joined:
-    """A convex sum that favours the shorter branch, so that a change of the input arrives."""
+def _convex(part: Part, before: tuple[nn.Module | None, nn.Module | None], equal: float = 0.5) -> Joined:
+    """A convex sum that favours the shorter branch, so that a change of the input arrives.
+
+    Arguments:
+        equal: Weight of the first branch if none is shorter.
+    """
     steps = [_spread(shape, part.output, first) for shape, first in zip(part.inputs, before, strict=True)]
     a, b = part.lengths
-    weight = 0.5 if a == b else 1 - part.share if a < b else part.share
+    weight = equal if a == b else 1 - part.share if a < b else part.share
     return Joined(ConvexSum(weight), tuple(steps))
 
 

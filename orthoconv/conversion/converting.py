@@ -17,9 +17,10 @@ from orthoconv.conversion.network import Network
 from orthoconv.conversion.refusals import NO_RULE
 from orthoconv.conversion.registry import Joined, rule_for
 from orthoconv.conversion.weights import keep_weights as copy_weights
+from orthoconv.conversion.weights import start_near_identity
 from orthoconv.modules import zeros_for
 from orthoconv.nn import CayleyConvTranspose2d, LOTConvTranspose2d
-from orthoconv.nn.methods import conv_method, linear_method
+from orthoconv.nn.methods import conv_method, find_layer, linear_method
 
 _UNTRACEABLE = (
     "Write this part so that no value of a tensor decides what is computed, of modules and functions of torch; or give "
@@ -50,8 +51,9 @@ def convert(
     Its weights are new, unless they are to be kept, and it is to be trained. Its graph is that of the old one in eval
     mode, with
 
-    - Conv2d, ConvTranspose2d, Linear as orthogonal layers of the same arguments. Where a stride does not divide the
-      image, or a padding is not that of the same size, images are padded by zeros or cut;
+    - Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, Linear as orthogonal layers of the same arguments, which
+      start near the identity if they are Cayley's. Where a stride does not divide the image, or a padding is not that
+      of the same size, images are padded by zeros or cut;
     - ReLU and its like as `MaxMin`, or as ReLU where the number of channels is odd;
     - normalisations as `Shift`, which adds a learned number for each channel;
     - pools, resizing and padding divided by their norm; maxima over windows that overlap as maxima over windows that do
@@ -103,10 +105,14 @@ def _layers(conv: str | None, linear: str | None, keep: bool) -> dict[str, Any]:
             f"got {conv!r} and {linear!r}"
         )
     name = conv or ("lot" if keep else "cayley")
-    made = {"conv": conv_method(name), "linear": linear_method(linear, name)}
+    made = {
+        "conv": conv_method(name),
+        "linear": linear_method(linear, name),
+        "volumes": lambda *args, **options: find_layer(name, "conv3d")(*args, **options),  # few methods have one
+    }
     if keep:
         return {**made, "transposed": LOTConvTranspose2d, "keep": copy_weights}
-    return {**made, "transposed": CayleyConvTranspose2d}
+    return {**made, "transposed": CayleyConvTranspose2d, "keep": start_near_identity}
 
 
 def _convert_parts(network: Network) -> list[tuple[fx.Node, str]]:

@@ -1,6 +1,6 @@
 """Rules for pooling, resizing and padding."""
 
-__all__: list[str] = []
+__all__ = ["adaptive", "average", "maximum", "require_values_alone", "scaled"]
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from orthoconv.nn.arguments import ints, pair
 _BY_ITS_NORM = "It is divided by its own norm."
 
 
-def _scaled(part: Part) -> nn.Module:
+def scaled(part: Part) -> nn.Module:
     """The part, divided by its Lipschitz constant, which is known for this size."""
     assert part.module is not None
     return _divided(part.module, part)
@@ -27,7 +27,8 @@ def _divided(module: nn.Module, part: Part) -> nn.Module:
     return module if bound == 1 else nn.Sequential(module, Scale(1 / bound))
 
 
-def _average(part: Part) -> nn.Module:
+def average(part: Part) -> nn.Module:
+    """Means over windows, divided by their norm."""
     m: Any = part.module
     k, s, p = pair("kernel_size", m.kernel_size), pair("stride", m.stride), ints(m.padding)
     size, out = part.inputs[0][-2:], part.output[-2:]
@@ -38,24 +39,31 @@ def _average(part: Part) -> nn.Module:
     return fitted(_divided(pool, part), size, size, made, out)
 
 
-def _maximum(part: Part) -> nn.Module:
-    m: Any = part.module
-    if m.return_indices:
+def require_values_alone(pool: Any) -> None:
+    """Refuse a pool that returns indices."""
+    if getattr(pool, "return_indices", False):
         raise ValueError(
             "it returns indices beside its values (return_indices=True); pool and unpool by strides instead"
         )
+
+
+def maximum(part: Part) -> nn.Module:
+    """Maxima over windows that do not overlap, or divided by their norm where the stride is 1."""
+    m: Any = part.module
+    require_values_alone(m)
     k, s = pair("kernel_size", m.kernel_size), pair("stride", m.stride)
     if pair("dilation", m.dilation) != (1, 1) or any(a > 1 and b == 1 for a, b in zip(k, s, strict=True)):
-        return _scaled(part)
+        return scaled(part)
     size, out = part.inputs[0][-2:], part.output[-2:]
     made = [-(-n // side) for n, side in zip(size, s, strict=True)]
     return fitted(nn.MaxPool2d(s, ceil_mode=True), size, size, made, out)
 
 
-def _adaptive(part: Part) -> nn.Module:
+def adaptive(part: Part) -> nn.Module:
+    """Means over as many windows as are asked for, divided by their norm."""
     size, out = part.inputs[0][-2:], part.output[-2:]
     divides = all(n % m == 0 for n, m in zip(size, out, strict=True))
-    return ScaledAdaptiveAvgPool2d(tuple(out)) if divides else _scaled(part)
+    return ScaledAdaptiveAvgPool2d(tuple(out)) if divides else scaled(part)
 
 
 def _mean(part: Part) -> nn.Module:
@@ -74,15 +82,15 @@ def _called_maximum(part: Part) -> None:
     raise ValueError("a maximum over an axis has no rule; use nn.AdaptiveMaxPool2d or F.max_pool2d")
 
 
-register_conversion(nn.AvgPool2d, make=_average, proof=_BY_ITS_NORM)
+register_conversion(nn.AvgPool2d, make=average, proof=_BY_ITS_NORM)
 register_conversion(
-    nn.MaxPool2d, make=_maximum,
+    nn.MaxPool2d, make=maximum,
     proof="Each pixel stands in one window, and a maximum has slopes 0 and 1; windows that overlap: " + _BY_ITS_NORM,
 )  # fmt: skip
-register_conversion(nn.AdaptiveAvgPool2d, make=_adaptive, proof=_BY_ITS_NORM)
+register_conversion(nn.AdaptiveAvgPool2d, make=adaptive, proof=_BY_ITS_NORM)
 register_conversion(
     nn.AdaptiveMaxPool2d, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, nn.ReflectionPad2d,
-    nn.ReplicationPad2d, nn.CircularPad2d, make=_scaled, proof=_BY_ITS_NORM,
+    nn.ReplicationPad2d, nn.CircularPad2d, make=scaled, proof=_BY_ITS_NORM,
 )  # fmt: skip
 register_conversion(
     torch.mean, "mean", torch.sum, "sum", make=_mean,

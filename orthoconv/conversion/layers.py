@@ -1,6 +1,6 @@
 """Rules for layers with weights, activations and normalisations."""
 
-__all__ = ["fitted"]
+__all__ = ["fitted", "padding_mode"]
 
 import math
 from collections.abc import Sequence
@@ -22,8 +22,11 @@ _ACTIVATION_NAMES = (
     "HardMish", "QuickGELU", "GELU", "GELUTanh", "GeluQuick", "PReLU", "ReLU6", "LeakyReLU", "StarReLU",
 )  # fmt: skip
 _NORMS = (
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.GroupNorm, nn.LayerNorm,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d,
+    nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm,
 )  # fmt: skip
+_OF_SEQUENCES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
+                 nn.AvgPool1d)  # whose axis of channels comes before that of the entries  # fmt: skip
 _NORM_NAMES = ("LayerNorm2d", "LayerNorm", "FrozenBatchNorm2d", "RMSNorm", "GlobalResponseNorm", "GRN", "SimpleNorm2d",
                "RmsNorm2d", "LayerNormExp2d", "IBN", "InPlaceABN")  # fmt: skip
 
@@ -41,36 +44,23 @@ def fitted(
     return nn.Sequential(*first, core, *last) if first or last else core
 
 
+def padding_mode(module: Any) -> str:
+    """That of the layer which takes the place of a convolution."""
+    return "circular" if module.padding_mode == "circular" else "zeros"
+
+
 def _convolution(part: Part) -> nn.Module:
     m: Any = part.module
     size, out = part.inputs[0][-2:], part.output[-2:]
     made = [-(-n // s) for n, s in zip(size, m.stride, strict=True)]
     inner = [n * s for n, s in zip(made, m.stride, strict=True)]
-    mode = "circular" if m.padding_mode == "circular" else "zeros"
     core = part.layer(
         lambda: part.conv(
             m.in_channels, m.out_channels, m.kernel_size, stride=m.stride, dilation=m.dilation, groups=m.groups,
-            bias=m.bias is not None, padding_mode=mode,
+            bias=m.bias is not None, padding_mode=padding_mode(m),
         )
     )  # fmt: skip
     return fitted(core, size, inner, made, out)
-
-
-def _sequences(part: Part) -> nn.Module:
-    """A convolution of sequences as one of images with one row."""
-    m: Any = part.module
-    (n,), (out,), (s,) = part.inputs[0][2:], part.output[2:], m.stride
-    mode = "circular" if m.padding_mode == "circular" else "zeros"
-    core = part.layer(
-        lambda: part.conv(
-            m.in_channels, m.out_channels, (1, *m.kernel_size), stride=(1, s), dilation=(1, *m.dilation),
-            groups=m.groups, bias=m.bias is not None, padding_mode=mode,
-        )
-    )  # fmt: skip
-    made = -(-n // s)
-    return nn.Sequential(
-        nn.Unflatten(2, (1, n)), fitted(core, (1, n), (1, made * s), (1, made), (1, out)), nn.Flatten(2, 3)
-    )
 
 
 def _transposed(part: Part) -> nn.Module:
@@ -93,7 +83,8 @@ def _linear(part: Part) -> nn.Module:
 
 def _activation(part: Part) -> nn.Module:
     shape = part.inputs[0]
-    axis = len(shape) - 1 if len(shape) == 3 or isinstance(part.before, nn.Linear | nn.LayerNorm) else 1
+    tokens = len(shape) == 3 and not isinstance(part.before, _OF_SEQUENCES)  # (b, n, c)
+    axis = len(shape) - 1 if tokens or isinstance(part.before, nn.Linear | nn.LayerNorm) else 1
     if len(shape) < 2 or shape[axis] % 2:
         return nn.ReLU()
     return MaxMin() if axis == 1 and len(shape) != 3 else MaxMin(axis)
@@ -151,9 +142,6 @@ register_conversion(
     nn.Conv2d, make=_convolution,
     proof="An orthogonal convolution, between zeros that are added and pixels that are left out.",
 )  # fmt: skip
-register_conversion(
-    nn.Conv1d, make=_sequences, proof="An orthogonal convolution of images with one row, cut or padded by zeros."
-)
 register_conversion(
     nn.ConvTranspose2d, make=_transposed, proof="The adjoint of an orthogonal convolution, cut or padded by zeros."
 )

@@ -17,8 +17,8 @@ _REMEDIES: dict[tuple[Any, ...], str] = {
      torch.bmm, "bmm", torch.einsum): _ATTENTION,
     (nn.LogSoftmax, nn.Softmax2d, F.log_softmax, torch.log_softmax, "log_softmax"):
         "certificates speak of logits; leave the softmax out, and let the loss take it",
-    (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d, F.conv1d, F.conv3d):
-        "convert knows convolutions of images and nn.Conv1d; register_conversion can add others",
+    (nn.ConvTranspose3d, F.conv_transpose3d):
+        "there is no orthogonal transposed convolution of volumes; use nn.ConvTranspose2d on slices and nn.Conv3d",
     (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.Embedding):
         "recurrent and embedding layers have no rule; use layers of images or vectors",
     (nn.Bilinear, nn.GLU, F.glu):

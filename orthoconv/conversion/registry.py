@@ -30,7 +30,8 @@ class Part:
         conv: Makes a convolution, with the arguments of nn.Conv2d.
         linear: Makes a linear layer, with the arguments of nn.Linear.
         transposed: Makes the adjoint of a convolution, with the arguments of nn.ConvTranspose2d.
-        keep: Copies weights from the old layer, the second argument, to the new one; or does nothing.
+        volumes: Makes a convolution of volumes, with the arguments of nn.Conv3d.
+        keep: Gives the new layer, the first argument, its first weights; perhaps those of the old layer, the second.
         made: Layers that were made already, by the module that they replace.
     """
 
@@ -47,6 +48,7 @@ class Part:
     conv: Callable[..., nn.Module] = nn.Conv2d
     linear: Callable[..., nn.Module] = nn.Linear
     transposed: Callable[..., nn.Module] = nn.ConvTranspose2d
+    volumes: Callable[..., nn.Module] = nn.Conv3d
     keep: Callable[[nn.Module, nn.Module], None] = lambda new, old: None
     made: dict[Any, nn.Module] = field(default_factory=dict)
 
@@ -57,7 +59,7 @@ class Part:
         return self.made[self.module]
 
     def layer(self, make: Callable[[], nn.Module]) -> nn.Module:
-        """`once` for a layer that takes the place of one with weights, which it keeps if that is asked for."""
+        """`once` for a layer that takes the place of one with weights; `keep` says what it starts from."""
         known = self.module in self.made
         new = self.once(make)
         if not known and self.module is not None:
