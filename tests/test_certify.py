@@ -51,6 +51,7 @@ def test_certify_uses_the_bound_of_the_model() -> None:
     torch.testing.assert_close(found.radius, certified_radius(found.logits, found.labels, found.lipschitz))
     assert found.certified_accuracy[0.01] >= found.certified_accuracy[0.1]
     assert certify(model, data, [0.01], lipschitz=1e9).certified_accuracy[0.01] == 0
+    assert certify(model, data, 0.1).certified_accuracy == {0.1: found.certified_accuracy[0.1]}
     assert model.training
 
 

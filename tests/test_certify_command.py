@@ -127,8 +127,15 @@ def test_standard_input(place: Path, capsys, monkeypatch) -> None:
 
 def test_arguments_in_any_order() -> None:
     assert gather_files(["certify", "--device", "cpu", "m", "a", "--", "-b.png"])[1:] == [
-        *("--device", "cpu", "m", '["a", "-b.png"]')
+        *("--device=cpu", "m", '["a", "-b.png"]')
     ]
-    assert gather_files(["certify", "m", "--resize", "false", "a"]) == ["certify", "--resize", "false", "m", '["a"]']
+    assert gather_files(["certify", "m", "--resize", "false", "a"]) == ["certify", "--resize=false", "m", '["a"]']
     assert gather_files(["certify", "--help"]) == ["certify", "--help"]
     assert gather_files(["certify", "m", '[",]']) == ["certify", "m", '["[\\",]"]']
+
+
+def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not taken for the model, with the model for a file."""
+    with pytest.raises(SystemExit):
+        main(["certify", "cifar10_best", "a.png", "--nonsense", "3"])
+    assert "unrecognized arguments: --nonsense=3" in capsys.readouterr().err

@@ -250,11 +250,11 @@ def test_a_radius_may_be_a_fraction(args: list[str], call, tmp_path) -> None:
     assert (config["recipe"]["eps0"], config["out"]) == (72 / 255, "1/2")
 
 
-@pytest.mark.parametrize("value", ["36/0", "36/", "1/2/3", "a/255"])
+@pytest.mark.parametrize("value", ["36/0", "36/", "1/2/3", "a/255", "nonsense", "[1, true]"])
 def test_what_is_no_fraction_is_refused(value: str, call) -> None:
     result = call("evaluate", "run", "--eps", value)
     assert result.returncode == 2
-    assert f"{value}" in result.stderr
+    assert f"a fraction such as 36/255, or a list of these, got {value!r}" in result.stderr
     assert "Traceback" not in result.stderr
 
 

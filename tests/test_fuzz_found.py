@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +219,19 @@ def test_a_file_that_differs_from_the_model_is_not_written(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"is wrong: its logits differ by .*; no file was written"):
         to_onnx(model, torch.rand(3, 1, 5, 5), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class Tripled(CayleyLinear):
+    def operator(self, *args: Any) -> Tensor:
+        return 3 * super().operator(*args)
+
+
+@torch.no_grad()
+def test_a_class_that_is_replaced_after_the_first_call() -> None:
+    """The layer went on with the operator of its first class, and copies of it did not."""
+    layer, x = CayleyLinear(4, 4).eval(), torch.rand(2, 4)
+    before = layer(x) - layer.bias
+    layer.__class__ = Tripled
+    torch.testing.assert_close(layer(x) - layer.bias, 3 * before)
+    torch.testing.assert_close(in_double(layer)(x.double()).float(), layer(x))
+    assert lipschitz_bound(layer, (4,)) == pytest.approx(3, rel=1e-5)

@@ -128,7 +128,7 @@ def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, sla
 def certify(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
-    eps: Sequence[float] = EPS,
+    eps: Sequence[float] | float = EPS,
     lipschitz: float | None = None,
     *,
     rounding: bool = True,
@@ -146,7 +146,7 @@ def certify(
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had. See `lipschitz_bound`.
         batches: Pairs of images and labels, on the device of the model or another, where the results will be.
-        eps: Norms of perturbations to report on.
+        eps: Norms of perturbations to report on, or one of them.
         lipschitz: Lipschitz constant of the logits; by default `lipschitz_bound` for the shape of the images. With
             one that is given, radii are those of `certified_radius`.
         rounding: Whether to allow for rounding, which takes three times as long; without, the formulas are
@@ -157,6 +157,7 @@ def certify(
     >>> certify(model, [(x, model(x).argmax(1))]).clean_accuracy
     1.0
     """
+    eps = (eps,) if isinstance(eps, int | float) else tuple(eps)
     if bad := [e for e in eps if not e >= 0]:
         raise ValueError(f"eps must be at least 0, got {bad[0]!r}")
     logits: list[Tensor] = []
@@ -200,7 +201,7 @@ def certify(
     if slacks is not None:
         radius = rounded_down(radius, scores.dtype)
     rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if rates is None else "pairwise"
-    return Certificates(scores, classes, radius, lipschitz, tuple(eps), slacks, rests_on)
+    return Certificates(scores, classes, radius, lipschitz, eps, slacks, rests_on)
 
 
 def _bound(walk: Walk, shape: Sequence[int], part: nn.Module) -> float:

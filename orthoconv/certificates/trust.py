@@ -78,8 +78,8 @@ def require_as_defined(module: nn.Module, path: str) -> None:
     for name, tensor in _tensors(module):
         if type(tensor) not in (Tensor, nn.Parameter) and tensor.device.type in _TORCH_DEVICES:
             raise TypeError(
-                f"nobody can see what the type {type(tensor).__name__} of {path}.{name} does; "
-                f"make it a torch.Tensor or an nn.Parameter"
+                f"nobody can see what the type {type(tensor).__name__} of {path}.{name} ({type(module).__name__}) "
+                f"does; make it a torch.Tensor or an nn.Parameter"
             )
 
 

@@ -77,12 +77,17 @@ def main(args: list[str] | None = None) -> None:
     if "bench" not in args[:1]:  # bench measures with and without
         keep_freed_memory()
     try:
+        read = read_arguments(args, _flags(args))
+    except ValueError as error:
+        print(f"orthoconv: {error}", file=sys.stderr)
+        sys.exit(2)  # as for any argument that cannot be read
+    try:
         load_methods()
         list_methods_in_help()
         restrict_parsing()
         auto_cli(
             COMMANDS,
-            args=gather_files(expand_preset(read_arguments(args, _flags(args)))),
+            args=gather_files(expand_preset(read)),
             prog="orthoconv",
             version=__version__,
             allow_abbrev=False,

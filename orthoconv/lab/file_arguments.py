@@ -20,7 +20,7 @@ def gather_files(args: list[str]) -> list[str]:
     """Make one list of the files that `orthoconv certify` is given, in whatever order they stand among its options.
 
     >>> gather_files(["certify", "runs/digits", "a.png", "--resize", "b.png", "--format", "csv", "-"])
-    ['certify', '--resize', 'true', '--format', 'csv', 'runs/digits', '["a.png", "b.png", "-"]']
+    ['certify', '--resize=true', '--format=csv', 'runs/digits', '["a.png", "b.png", "-"]']
     >>> gather_files(["verify", "a", "b"])
     ['verify', 'a', 'b']
     """
@@ -37,11 +37,11 @@ def gather_files(args: list[str]) -> list[str]:
         if one == "-" or not one.startswith("-"):
             places.append(one)
         elif one in _FLAGS:
-            options += [one, left.pop(0) if left and left[0] in ("true", "false") else "true"]
+            options.append(f"{one}={left.pop(0) if left and left[0] in ('true', 'false') else 'true'}")
         elif "=" in one or one in _WITHOUT_VALUE or not left:
             options.append(one)
         else:
-            options += [one, left.pop(0)]
+            options.append(f"{one}={left.pop(0)}")  # or the value of an unknown option would be taken for the model
     files = [json.dumps(places[1:])] if len(places) > 1 else []
     return [_COMMAND, *options, *places[:1], *files]
 

@@ -59,9 +59,9 @@ def read_arguments(args: list[str], flags: set[str]) -> list[str]:
         name, equals, value = one.removeprefix("--").partition("=")
         before = args[k - 1].removeprefix("--") if k and args[k - 1].startswith("--") else ""
         if not one.startswith("--"):
-            read.append(_numbers(one) if _RADIUS.fullmatch(before) else one)
+            read.append(_radii(before, one) if _RADIUS.fullmatch(before) else one)
         elif equals:
-            read.append(f"--{name}={_numbers(value)}" if _RADIUS.fullmatch(name) else one)
+            read.append(f"--{name}={_radii(name, value)}" if _RADIUS.fullmatch(name) else one)
         else:
             bare = name in flags and args[k + 1 : k + 2] not in [[word] for word in _TRUTHS]
             read.append(f"{one}=true" if bare else one)
@@ -101,6 +101,32 @@ def _with_fractions(value: Any, name: str) -> Any:
         number = _numbers(value.strip())
         return value if "/" in number else float(number)
     return value
+
+
+def _radii(name: str, text: str) -> str:
+    """Return the value of an option that is a radius or a list of them, with numbers for fractions.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    read = _numbers(text)
+    try:
+        value = yaml.safe_load(read)
+    except yaml.YAMLError:
+        value = text
+    if not all(map(_is_number, value if isinstance(value, list) else [value])):
+        raise ValueError(
+            f"{name.rstrip('+')} must be a number, a fraction such as 36/255, or a list of these, got {text!r}"
+        )
+    return read
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of YAML is a number or null; it takes 1e-3 for a text."""
+    try:
+        return value is None or (not isinstance(value, bool) and float(value) == float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _numbers(text: str) -> str:

@@ -156,9 +156,10 @@ class Reparametrized(Layer):
             return value
 
     def _settings(self) -> dict[str, Any]:
-        """Plain attributes; some of them enter the operator."""
+        """Plain attributes, some of which enter the operator, and the class, which may be replaced."""
         plain = (int, float, str, tuple, Geometry)
-        return {k: v for k, v in vars(self).items() if k[0] != "_" and k != "training" and isinstance(v, plain)}
+        own = {k: v for k, v in vars(self).items() if k[0] != "_" and k != "training" and isinstance(v, plain)}
+        return {**own, "__class__": type(self)}
 
     def check_finite(self) -> None:
         """Raise a ValueError if a source has entries that are not finite, where looking at them is cheap."""

@@ -32,7 +32,11 @@ class Memory:
     def __init__(self, data: Split, recipe: Recipe, world: World, device: torch.device) -> None:
         n, size = len(data.labels), recipe.batch_size
         if size > n or size % world.size:
-            raise ValueError(f"batch_size must be at most {n} and a multiple of {world.size} processes, got {size}")
+            several = f" and a multiple of the {world.size} processes" if world.size > 1 else ""
+            raise ValueError(
+                f"batch_size must be at most {n}, the number of training images{several}, got {size}; "
+                f"the command line has --recipe.batch_size for it"
+            )
         fits = data.images.numel() * data.images.element_size() <= budget.DATA_BYTES
         self._data = Split(data.images.to(device), data.labels.to(device)) if fits else data
         self._recipe, self._world, self.steps = recipe, world, n // size
