@@ -39,6 +39,7 @@ def read_rung(rung: dict[str, Any]) -> dict[str, Any]:
         "mirrored": rung.get("mirrored", False),
         "accuracy": _accuracy(record, rung.get("mirrored", False)),
         "epochs": record["config"]["recipe"]["epochs"],
+        "members": record["config"]["model"].get("members", 1),
         "minutes": record["seconds"] / 60,
         "cpu_minutes": record.get("cpu_seconds", 0) / 60,
         "machine": f"{record['hardware']['cpu'].replace('(R)', '').split(' Processor')[0]}, "
@@ -68,7 +69,8 @@ def table() -> str:
         cost = ["as above"] * 3 if r["mirrored"] else [f"{r['minutes']:.0f}", f"{r['cpu_minutes']:.0f}", r["machine"]]
         cost[1] = "" if cost[1] == "0" else cost[1]
         figures = " | ".join(f"{a:.1f}" for a in r["accuracy"])
-        lines.append(f"| {r['change']} | {r['epochs']} | {figures} | {' | '.join(cost)} |")
+        epochs = f"{r['members']} x {r['epochs']}" if r["members"] > 1 else r["epochs"]
+        lines.append(f"| {r['change']} | {epochs} | {figures} | {' | '.join(cost)} |")
     return "\n".join(lines)
 
 
@@ -114,7 +116,8 @@ def draw() -> None:
     for r in rungs():
         if layers := r["config"]["model"].get("layers"):
             recipe = r["config"]["recipe"]
-            cost = operations(layers, recipe["batch_size"]) * (50000 // recipe["batch_size"]) * recipe["epochs"]
+            epochs = r["members"] * recipe["epochs"]
+            cost = operations(layers, recipe["batch_size"]) * (50000 // recipe["batch_size"]) * epochs
             axis.plot(cost, r["accuracy"][1], "o", color=BLUE, fillstyle="none" if r["mirrored"] else "full")
             if not r["mirrored"]:
                 name = r["change"].split("preset ")[-1]

@@ -30,9 +30,15 @@ def certified(chosen: dict[str, str]) -> str:
     at_eps, clean, images = (evaluation[k] for k in ("certified_at_eps", "clean", "examples"))
     return (
         f"| **{100 * at_eps:.1f} % certified** | of all {images:,} test images of CIFAR-10 at radius 36/255, "
-        f"{100 * clean:.1f} % clean: {chosen['network']}, {run['config']['recipe']['epochs']} epochs, "
+        f"{100 * clean:.1f} % clean: {chosen['network']}, {_epochs(run)}, "
         f"{minutes:.0f} minutes on {threads} CPU thread{'s' if threads > 1 else ''} | [record]({chosen['page']}) |"
     )
+
+
+def _epochs(run: dict[str, Any]) -> str:
+    """How long a network was trained, or each of those whose mean it is."""
+    epochs, members = run["config"]["recipe"]["epochs"], run["config"]["model"].get("members", 1)
+    return f"{epochs} epochs" if members == 1 else f"the mean of {members} networks of {epochs} epochs"
 
 
 def speed(chosen: dict[str, str]) -> str:
