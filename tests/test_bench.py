@@ -1,6 +1,5 @@
 """`orthoconv bench` measures what it says; what it compares with is what it is called. No test asserts a time."""
 
-import importlib.util
 import json
 import os
 import platform
@@ -174,12 +173,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def tables() -> ModuleType:
-    """The script benchmarks/tables.py."""
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tables(load_script) -> ModuleType:
+    return load_script("benchmarks/tables.py")
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_results(tables: ModuleType, tmp_path: Path) -> None:

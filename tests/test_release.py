@@ -1,6 +1,5 @@
 """What a release promises: one version, links that resolve anywhere, workflows for the versions that are supported."""
 
-import importlib.util
 import io
 import re
 import shutil
@@ -16,11 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / ".github" / "release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def release(load_script) -> ModuleType:
+    return load_script(".github/release.py")
 
 
 @pytest.fixture
