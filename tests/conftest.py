@@ -1,5 +1,8 @@
+import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,3 +20,18 @@ def _as_before() -> Iterator[None]:
         torch.set_num_threads(1)
     if CORES is not None and os.sched_getaffinity(0) != CORES:
         os.sched_setaffinity(0, CORES)
+
+
+@pytest.fixture(scope="session")
+def load_script() -> Callable[[str], ModuleType]:
+    """Import a script that is in no package, given its path in the repository, such as "docs/figures.py"."""
+
+    def load(name: str) -> ModuleType:
+        path = Path(__file__).parents[1] / name
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

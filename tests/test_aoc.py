@@ -68,7 +68,7 @@ def test_every_pair_of_channels_is_orthogonal(s: int, k: int, i: int, o: int) ->
 @pytest.mark.parametrize("kind", [AOCConv2d, ShiftConv2d])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("i", "o"), [(8, 8), (3, 8), (8, 3)])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-3, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
 def test_orthogonal_at_any_scale_and_after_steps(kind: type, stride: int, i: int, o: int, scale: float) -> None:
     for dtype, atol in ((torch.float64, 1e-10), (torch.float32, 2e-6 * math.sqrt(max(i * stride**2, o)))):
         layer = kind(i, o, 4, stride=stride, bias=False, dtype=dtype)

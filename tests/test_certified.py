@@ -1,6 +1,5 @@
 """docs/certified.md: the ladder is made of records, and no figure of it is typed by hand."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,11 +10,8 @@ PAGE = (ROOT / "docs" / "certified.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def ladder():
-    spec = importlib.util.spec_from_file_location("certified", ROOT / "docs" / "certified.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def ladder(load_script):
+    return load_script("docs/certified.py")
 
 
 def test_the_ladder_is_that_of_the_records(ladder) -> None:

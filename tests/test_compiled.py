@@ -1,5 +1,7 @@
 """Certificates of models that `torch.compile` made: their originals are bounded, and what they compute is used."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,14 @@ from orthoconv import certify, export, in_double, lipschitz_bound, verify
 from orthoconv.nn import CayleyConv2d, CayleyLinear, MaxMin
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which torch.compile does itself
+
+
+@pytest.fixture(autouse=True)
+def _compile_afresh() -> Iterator[None]:
+    """Forget what other tests have compiled, which one of these fails after on torch 2.6."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def network() -> nn.Sequential:

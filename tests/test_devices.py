@@ -154,7 +154,7 @@ def test_every_method_of_linear_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("norm", [1e-3, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["bro", "lot", "soc"])
 def test_a_fixed_number_of_steps_is_as_accurate(name: str, dtype: torch.dtype, norm: float) -> None:
     for i, o in ((8, 8), (4, 8), (8, 4)):

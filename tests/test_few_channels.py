@@ -25,7 +25,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return shapes
 
 
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("biased", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("shape", "size"), [((9, 1, 3, 3), (3, 4)), ((12, 2, 2, 3), (3, 2)), ((7, 2, 1, 4), (1, 3))])
 def test_a_convolution_of_few_channels(taken: list[torch.Size], shape: tuple[int, ...], size, biased: bool) -> None:
     x, weight, bias = double(2, shape[1], *size), double(*shape), double(shape[0]) if biased else None

@@ -1,6 +1,5 @@
 """Figures in prose are those of the records: docs/figures.py reads the comment that stands behind each."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -19,11 +18,8 @@ AT_LEAST = {"docs/reproducing.md": 50, "docs/performance.md": 6, "docs/training.
 
 
 @pytest.fixture(scope="module")
-def figures():
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def figures(load_script):
+    return load_script("docs/figures.py")
 
 
 def test_every_marked_figure_is_that_of_its_record(figures) -> None:

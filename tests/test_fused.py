@@ -103,7 +103,10 @@ def test_gradients_are_those_of_the_formed_matrices(kind: str, case: Case) -> No
             torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=str(case), marks=[pytest.mark.slow] if k % 2 else []) for k, case in enumerate(CASES)],
+)
 def test_second_derivatives(case: Case) -> None:
     layer = LAYERS["CayleyConv2d"].layer(case)
     names, values = zip(*layer.named_parameters(), strict=True)

@@ -178,7 +178,7 @@ def test_what_onnx_lacks_is_said_in_a_line(tmp_path) -> None:
         to_onnx(nn.Sequential(layer), torch.randn(2, 4), tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("certificate", [False, True])
+@pytest.mark.parametrize("certificate", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_pool_with_a_divisor_of_its_own_in_onnx(certificate: bool, tmp_path: Path) -> None:
     """torch's exporter leaves `divisor_override` out; the file was off by 0.5, without a word."""
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -190,6 +190,7 @@ def test_a_pool_with_a_divisor_of_its_own_in_onnx(certificate: bool, tmp_path: P
         torch.testing.assert_close(torch.tensor(logits).float(), model(x).detach(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_log_of_a_sigmoid_in_onnx(tmp_path: Path) -> None:
     """torch's exporter takes the logarithm of a sigmoid, which is 0 at -200; the file had no numbers in it."""
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -204,7 +205,7 @@ class DividedSum(nn.Module):
         return nn.functional.avg_pool2d(x, 2, divisor_override=3).flatten(1)
 
 
-@pytest.mark.parametrize("certificate", [False, True])
+@pytest.mark.parametrize("certificate", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_both_logits_of_a_file_are_compared(certificate: bool, tmp_path: Path) -> None:
     """The float64 logits of this model are right, and its float32 logits are not."""
     pytest.importorskip("onnxruntime")
@@ -213,6 +214,7 @@ def test_both_logits_of_a_file_are_compared(certificate: bool, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_that_differs_from_the_model_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3), nn.Flatten(), nn.Linear(9, 2)).eval()

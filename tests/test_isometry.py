@@ -100,9 +100,14 @@ def test_radii_of_a_linear_model_stay_within_the_distance_to_the_boundary() -> N
     assert (found.radius > 0).all()
 
 
-def test_export(tmp_path) -> None:
+def test_export() -> None:
     model, x = network().eval(), torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(export(model, (1, 8, 8))(x), model(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_onnx(tmp_path) -> None:
+    x = torch.rand(3, 1, 8, 8)
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = IsometryAverage(nn.Sequential(CayleyConv2d(1, 2, 1), nn.Flatten(), NormalizedLinear(128, 4))).eval()
@@ -113,6 +118,7 @@ def test_export(tmp_path) -> None:
         torch.testing.assert_close(torch.from_numpy(y), model(x[:n]).detach(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*points with zero gradient")
 def test_nothing_is_broken_on_digits(tmp_path) -> None:
     pytest.importorskip("pyautoattack")

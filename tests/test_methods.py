@@ -210,7 +210,13 @@ def test_ossn_has_no_state_beyond_its_parameters() -> None:
 # SVCM
 
 
-@pytest.mark.parametrize(("i", "o", "k", "s", "n"), [(3, 32, 3, 1, 32), (32, 32, 4, 2, 16), (64, 64, 3, 2, 16)])
+@pytest.mark.parametrize(
+    ("i", "o", "k", "s", "n"),
+    [
+        (32, 32, 4, 2, 16),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(3, 32, 3, 1, 32), (64, 64, 3, 2, 16)]),
+    ],
+)
 def test_svcm_projections_converge(i, o, k, s, n) -> None:
     """What 50 iterations reach on shapes of KWLarge; docs/models.md has all of them."""
     layer = SVCMConv2d(i, o, k, stride=s)

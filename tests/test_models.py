@@ -38,7 +38,7 @@ def is_linear(module: nn.Module) -> bool:
 
 @every_pair
 def test_every_network_with_every_layer(name: str, conv: str) -> None:
-    n = 16 if name == "kwlarge" else 32
+    n = max(16, NETWORKS[name].divisor)
     model = build(name, conv, width=WIDTH[name], image_size=n)
     x, labels = torch.rand(8, 3, n, n), torch.arange(8)
     loss = F.cross_entropy(10 * model(x), labels)
@@ -79,8 +79,9 @@ def test_image_sizes(name: str, conv: str, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("bound", [0.85, 3.0])
 def test_lipschitz_argument(name: str, bound: float) -> None:
     conv = "cayley" if name == "liresnet" else None  # whose own convolutions are free
-    model = build(name, conv, width=WIDTH[name], lipschitz=bound)
-    assert lipschitz_bound(model, (3, 32, 32)) == pytest.approx(bound, rel=2e-5)
+    n = max(16, NETWORKS[name].divisor)
+    model = build(name, conv, width=WIDTH[name], lipschitz=bound, image_size=n)
+    assert lipschitz_bound(model, (3, n, n)) == pytest.approx(bound, rel=2e-5)
     factors = {m.factor for m in model.modules() if isinstance(m, Scale)}
     assert min(factors, key=lambda f: abs(f - 1)) == pytest.approx(bound ** (1 / NETWORKS[name].depth))
 

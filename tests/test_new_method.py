@@ -93,7 +93,7 @@ def network(name: str) -> nn.Sequential:
 
 @every_toy
 def test_networks_certificates_and_verification(name: str) -> None:
-    model, x = network(name), load("digits")[1].images[:40]
+    model, x = network(name), load("digits")[1].images[:20]
     bound = lipschitz_bound(model, x.shape[1:])
     assert 0 < bound < 1 + 1e-5
     found = certify(model, [(x, model(x).argmax(1))])
@@ -136,6 +136,7 @@ def test_the_command_line(name: str, tmp_path: Path, capsys) -> None:
     assert name in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CONTRACTS)[:1])
 def test_benchmarks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PANELS, "a", ("image size", [{"c": 4, "o": 4, "k": 3, "n": n} for n in (4, 8)]))

@@ -1,6 +1,5 @@
 """ONNX files that carry their certificate: float64 logits of the same operators, and metadata."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -20,14 +19,10 @@ from orthoconv.onnx_files import certificate_metadata
 from orthoconv.twins import Twins, export_in_double
 
 
-def reader() -> ModuleType:
+@pytest.fixture(scope="module")
+def reader(load_script) -> ModuleType:
     """The example, which computes certificates without this library."""
-    path = Path(__file__).parents[1] / "examples" / "serve_onnx.py"
-    spec = importlib.util.spec_from_file_location("serve_onnx", path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/serve_onnx.py")
 
 
 def network(conv: str = "cayley") -> nn.Sequential:
@@ -91,7 +86,7 @@ def test_products_in_place_of_convolutions(layer: nn.Module) -> None:
         torch.testing.assert_close(twins(x)[1], expected, rtol=0, atol=1e-13)
 
 
-def test_metadata_give_the_radii_of_certify() -> None:
+def test_metadata_give_the_radii_of_certify(reader: ModuleType) -> None:
     """For the head that is orthogonal, one whose rows are not, and none at all."""
     heads = [nn.Linear(12, 4), CayleyLinear(12, 4), nn.Sequential(CayleyLinear(12, 4), nn.Tanh())]
     for head in heads:
@@ -99,7 +94,7 @@ def test_metadata_give_the_radii_of_certify() -> None:
         x = torch.rand(20, 2, 8, 8)
         facts = certificate_metadata(model, (2, 8, 8))
         logits = Twins(model, (2, 8, 8))(x)[1].detach().numpy()
-        classes, radii = reader().certified_radii(logits, x.numpy(), facts)
+        classes, radii = reader.certified_radii(logits, x.numpy(), facts)
         certificates = certify(model, [(x, torch.tensor(classes))])
         assert radii == pytest.approx(certificates.radius.double().numpy(), abs=3e-6)
         assert (radii > certificates.radius.numpy() - 1e-7).mean() > 0.9, "float64 has less to deduct"
@@ -107,20 +102,20 @@ def test_metadata_give_the_radii_of_certify() -> None:
         assert facts["slack"] == {"relative": head_room.relative, "absolute": head_room.absolute}
         assert facts["lipschitz_bound"] == head_room.lipschitz
         without = {**facts, "rates": None}
-        assert (reader().certified_radii(logits, x.numpy(), without)[1] <= radii * (1 + 1e-9)).all()
+        assert (reader.certified_radii(logits, x.numpy(), without)[1] <= radii * (1 + 1e-9)).all()
 
 
-def test_the_readers_formula() -> None:
+def test_the_readers_formula(reader: ModuleType) -> None:
     """By hand: two classes, a lead of 1, a rate of 2; and what is not known."""
     facts = {"slack": {"relative": 0.1, "absolute": 0.05}, "lipschitz_bound": 9.0, "rates": [[0, 2.0], [2.0, 0]]}
     image = np.full((1, 1, 1, 1), 0.5, dtype=np.float32)
-    _, (radius,) = reader().certified_radii(np.array([[2.0, 1.0]]), image, facts)
+    _, (radius,) = reader.certified_radii(np.array([[2.0, 1.0]]), image, facts)
     assert radius == pytest.approx((1 - 2**0.5 * 0.1001) / 2)
     assert radius < (1 - 2**0.5 * 0.1) / 2
     for bad in ([1.0, 1.0], [1.0, float("nan")], [float("inf"), 0.0], [1.0, 0.9]):
-        assert reader().certified_radii(np.array([bad]), image, facts)[1] == 0
+        assert reader.certified_radii(np.array([bad]), image, facts)[1] == 0
     same = {**facts, "rates": [[0.0, 0.0], [0.0, 0.0]]}
-    assert reader().certified_radii(np.array([[2.0, 1.0]]), image, same)[1] == np.inf, "two rows that are the same"
+    assert reader.certified_radii(np.array([[2.0, 1.0]]), image, same)[1] == np.inf, "two rows that are the same"
 
 
 def test_rates_are_left_out_for_many_classes() -> None:
@@ -135,7 +130,7 @@ def opened(path: Path) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("conv", ["cayley", "bcop"])
-def test_a_file(conv: str, tmp_path: Path) -> None:
+def test_a_file(conv: str, reader: ModuleType, tmp_path: Path) -> None:
     model = models.describe(network(conv), (2, 8, 8), ["a", "b", "c", "d"])
     assert to_onnx(model, torch.rand(3, 2, 8, 8), tmp_path / "model.onnx", certificate=True)
     session, facts = opened(tmp_path / "model.onnx")
@@ -147,7 +142,7 @@ def test_a_file(conv: str, tmp_path: Path) -> None:
         logits, doubled = session.run(["logits", "logits64"], {"images": x.numpy()})
         assert np.abs(doubled - in_double(model)(x.double()).numpy()).max() < 1e-13
         torch.testing.assert_close(torch.tensor(logits), model(x).detach(), rtol=0, atol=1e-5)
-        classes, radii = reader().certified_radii(doubled, x.numpy(), facts)
+        classes, radii = reader.certified_radii(doubled, x.numpy(), facts)
         predictions = predict(model, x)
         assert predictions.index.tolist() == classes.tolist()
         assert radii == pytest.approx(predictions.radius.numpy(), abs=1e-5)

@@ -263,9 +263,8 @@ def test_a_lock_names_who_holds_it(tmp_path) -> None:
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path) -> None:
     code = "import sys, time; from pathlib import Path; from orthoconv.lab.locks import locked\n"
     code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+    command, root = [sys.executable, "-c", code, str(tmp_path)], Path(data.__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         assert holder(tmp_path) == process.pid

@@ -1,6 +1,5 @@
 """The code blocks and commands of the README and of the pages do what they say; the README's numbers are records."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -50,10 +49,8 @@ def test_the_readme_is_one_screen_with_eight_lines_of_code() -> None:
     assert 10_000 < (ROOT / picture).stat().st_size < 300_000
 
 
-def test_the_numbers_are_those_of_the_records() -> None:
-    spec = importlib.util.spec_from_file_location("headline", ROOT / "docs" / "headline.py")
-    headline = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(headline)
+def test_the_numbers_are_those_of_the_records(load_script) -> None:
+    headline = load_script("docs/headline.py")
     assert headline.table() in README, "run `python docs/headline.py`"
     assert headline.renewed(README) == README
     assert headline.renewed(README.replace("% certified", "% confirmed")) == README

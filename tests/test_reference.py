@@ -27,7 +27,7 @@ def lacks(entry: reference.Entry) -> list[str]:
         missing.append("a sentence that says what it is")
     if ">>>" not in entry.text or ("+SKIP" in entry.text and entry.name not in NOT_RUN):
         missing.append("an example that runs")
-    is_error = inspect.isclass(entry.value) and issubclass(entry.value, Exception)
+    is_error = entry.is_class and issubclass(entry.value, Exception)
     if entry.is_code and not is_error and not inspect.isabstract(entry.value):
         taken = [p for p in inspect.signature(entry.value).parameters if p not in ("args", "kwargs")]
         if taken and "Arguments" not in entry.text and "Attributes:" not in entry.text:
@@ -45,7 +45,7 @@ def test_there_is_a_page(entry: reference.Entry) -> None:
     text = PAGES[entry.path]
     assert text.startswith(f"# {entry.title}\n")
     assert "## Example\n\n```pycon\n>>>" in text
-    if inspect.isclass(entry.value) and issubclass(entry.value, orthoconv.nn.Layer):
+    if entry.is_class and issubclass(entry.value, orthoconv.nn.Layer):
         assert "**Guarantee:**" in text
         assert "## Shape" in text or inspect.isabstract(entry.value)
 

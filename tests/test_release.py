@@ -1,6 +1,5 @@
 """What a release promises: one version, links that resolve anywhere, workflows for the versions that are supported."""
 
-import importlib.util
 import io
 import re
 import shutil
@@ -13,14 +12,15 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
+HOSTS = {  # that exist; this project has none of its own yet
+    "127.0.0.1", "ai.stanford.edu", "download.pytorch.org", "example.org", "github.com", "pytorch.org",
+    "www.cs.toronto.edu",
+}  # fmt: skip
 
 
 @pytest.fixture
-def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / ".github" / "release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def release(load_script) -> ModuleType:
+    return load_script(".github/release.py")
 
 
 @pytest.fixture
@@ -92,3 +92,19 @@ def test_the_changelog_of_a_release_is_short() -> None:
     assert sections[0].startswith("0.1.0") or sections[0].startswith("Unreleased")
     (first,) = (s for s in sections if s.startswith("0.1.0"))
     assert len(first.splitlines()) <= 40
+
+
+def hosts(text: str) -> set[str]:
+    return set(re.findall(r"https?://([\w.-]+)", text))
+
+
+def test_no_page_and_no_file_of_the_package_names_a_host_that_does_not_exist() -> None:
+    assert hosts("see https://orthoconv.dev/docs, or http://github.com/a") == {"orthoconv.dev", "github.com"}
+    paths = [
+        *ROOT.glob("*.*"),
+        *(p for part in ("docs", "examples", "orthoconv", ".github") for p in (ROOT / part).rglob("*")),
+    ]
+    files = [p for p in paths if p.suffix in (".md", ".toml", ".yml", ".yaml", ".cff", ".py", ".ipynb")]
+    assert len(files) > 200
+    found = {p.relative_to(ROOT).as_posix(): hosts(p.read_text()) - HOSTS for p in files}
+    assert not any(found.values()), {name: names for name, names in found.items() if names}

@@ -48,8 +48,14 @@ def exact_matrix(layer: BaseConv2d, case: Case, shape: tuple[int, ...]) -> Tenso
     return matrix.mT if layer.transposed else matrix
 
 
-@pytest.mark.parametrize("case", SOME, ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{case}", marks=[] if "Cayley" in name or k < 3 else [pytest.mark.slow])
+        for name in LAYERS
+        for k, case in enumerate(SOME)
+    ],
+)
 def test_the_twin_in_double_is_the_operator_as_it_is(name: str, case: Case) -> None:
     layer, shape = LAYERS[name].layer(case, torch.float32).eval(), LAYERS[name].input_shape(case)
     assert isinstance(layer, BaseConv2d)

@@ -265,6 +265,7 @@ def test_what_cannot_be_served(server: Server) -> None:
         Service(models.describe(torch.nn.Flatten(), (2, 8, 8)), "two")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", data="folder", classes=NAMES)
     command = [sys.executable, "-m", "orthoconv", "serve", str(run), "--port", "0"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chromium
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,31 @@ def test_formulas_are_drawn_without_a_script(site: Path) -> None:
     text = (site / "maths.html").read_text()
     assert text.count("<math") > 20
     assert "arithmatex" not in text
+
+
+_SEEN = """({wide: document.documentElement.scrollWidth - innerWidth,
+ lost: [...document.images].filter(one => one.complete && !one.naturalWidth).map(one => one.src),
+ ground: getComputedStyle(document.body).backgroundColor})"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium")
+def test_pages_fit_a_narrow_and_a_wide_window(site: Path, tmp_path: Path) -> None:
+    """Nothing sticks out, no picture is missing, and a reader who asks for a dark page gets one."""
+    names = ["index", "field", "performance", "notebooks/first_certificate", "reference/orthoconv.nn/CayleyConv2d"]
+    with chromium.Browser(tmp_path) as browser:
+        for name in names:
+            grounds = []
+            for width, dark in ((1300, False), (400, True)):
+                browser.open((site / f"{name}.html").as_uri(), width, dark=dark)
+                browser.run("localStorage.clear()")  # in which the page keeps the colours that were asked for first
+                browser.open((site / f"{name}.html").as_uri(), width, dark=dark)
+                seen = browser.run(_SEEN)
+                assert seen["wide"] <= 0, (name, width)
+                assert seen["lost"] == [], (name, width)
+                grounds.append(seen["ground"])
+            assert len(set(grounds)) == 2, name
+        assert browser.messages == []
 
 
 def test_what_comes_from_elsewhere_is_seen() -> None:

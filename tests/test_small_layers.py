@@ -12,7 +12,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("shape", [(3, 6), (2, 6, 4, 5), (6,)])
+@pytest.mark.parametrize("shape", [(3, 6), (2, 6, 2, 3), (6,)])
 @pytest.mark.parametrize("layer", [MaxMin(), GroupSort(2), GroupSort(3), GroupSort(6), GroupSort(1)], ids=str)
 def test_sorting_permutes_values_and_gradients(layer, shape) -> None:
     x = random(*shape).requires_grad_()

@@ -133,13 +133,12 @@ def test_training_learns(tmp_path) -> None:
     assert accuracy > 0.85
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 10, 13, 19])
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path, stop: int) -> None:
-    whole = weights(run(tmp_path / "a", RECIPE))
-    run(tmp_path / "b", RECIPE, stop=stop)
-    again = weights(run(tmp_path / "b", RECIPE, resume=True))
-    assert equal(whole, again)
-    assert not equal(whole, weights(run(tmp_path / "c", RECIPE, seed=5))), "the negative control: another seed"
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path) -> None:
+    whole = weights(run(tmp_path / "whole", RECIPE))
+    assert not equal(whole, weights(run(tmp_path / "other", RECIPE, seed=5))), "the negative control: another seed"
+    for stop in (1, 3, 4, 10, 13, 19):
+        run(tmp_path / f"{stop}", RECIPE, stop=stop)
+        assert equal(whole, weights(run(tmp_path / f"{stop}", RECIPE, resume=True))), stop
 
 
 def test_a_checkpoint_is_written_before_the_figures_are_yielded(tmp_path) -> None:

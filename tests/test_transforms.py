@@ -162,7 +162,7 @@ def test_torch_func(make, training: bool) -> None:
 
 @scripted
 @both
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_forward_mode(make, training: bool) -> None:
     """The derivative along a direction is the product of the gradient with it, whatever is moved."""
     model, x = make().double().train(training), torch.randn(3, 2, 8, 8, dtype=torch.float64)
@@ -252,7 +252,7 @@ def test_channels_last_and_other_strides() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("size", [(7, 6), (11, 10)])
+@pytest.mark.parametrize("size", [(7, 6), pytest.param((11, 10), marks=pytest.mark.slow)])
 def test_tracing_first_leaves_nothing_behind(size: tuple[int, int]) -> None:
     """Constants that torch.export, a fake mode or a default device made are not used afterwards."""
     layer, x = CayleyConv2d(3, 5, 3, dtype=torch.float64), torch.randn(2, 3, *size, dtype=torch.float64)

@@ -646,7 +646,8 @@ def experiment_file(source: random.Random, folder: Path) -> Trial:
         path.write_text(f"# 1. Fuzzed\n{yaml.safe_dump(with_odd(source, yaml.safe_load(original.read_text())))}")
 
     def use() -> None:
-        with contextlib.chdir(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
             experiment = load_experiment(path.stem)
             for budget in ("smoke", "short", "paper"):
                 experiment.cases(budget)

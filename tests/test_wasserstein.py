@@ -44,7 +44,10 @@ def test_a_shift_is_found_and_not_exceeded(samples) -> None:
     assert seen == list(range(1, 101))
 
 
-@pytest.mark.parametrize("conv", ["cayley", "bcop", "rko", "ossn", "svcm", "plain"])
+@pytest.mark.parametrize(
+    "conv",
+    ["cayley", "rko", "svcm", "plain", *(pytest.param(conv, marks=pytest.mark.slow) for conv in ("bcop", "ossn"))],
+)
 def test_no_critic_exceeds_the_distance(samples, conv: str) -> None:
     """Nor one whose layers expand: its own bound is divided by."""
     p, q = samples

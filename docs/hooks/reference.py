@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 MODULES = ("nn", "certificates", "attacks", "train", "models", "data", "fourier", "linalg", "testing")
 FOLDER = "reference"
@@ -45,14 +45,19 @@ class Entry:
         return f"{FOLDER}/{self.module}/{self.name}{'-type' if twin and not inspect.isroutine(self.value) else ''}.md"
 
     @property
+    def is_class(self) -> bool:
+        """Whether it is a class; Python 3.10 takes a type such as dict[str, int] for one, too."""
+        return inspect.isclass(self.value) and get_origin(self.value) is None
+
+    @property
     def is_code(self) -> bool:
         """Whether it is a class or a function, and not a constant."""
-        return inspect.isclass(self.value) or inspect.isroutine(self.value)
+        return self.is_class or inspect.isroutine(self.value)
 
     @cached_property
     def text(self) -> str:
         """Its own docstring; that of a constant is the string that follows its assignment."""
-        if inspect.isclass(self.value):
+        if self.is_class:
             return inspect.cleandoc(self.value.__dict__.get("__doc__") or "")
         if self.is_code:
             return inspect.getdoc(self.value) or ""
@@ -145,7 +150,7 @@ def page(entry: Entry, links: dict[str, str]) -> str:
     if entry.is_code:
         parts += ["```python", signature(entry.name, entry.value), "```", ""]
     parts += [facts(entry), body(entry.text, links, entry.path)]
-    if inspect.isclass(entry.value):
+    if entry.is_class:
         parts += [members(entry.value, links, entry.path)]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -153,7 +158,7 @@ def page(entry: Entry, links: dict[str, str]) -> str:
 def facts(entry: Entry) -> str:
     """What a layer guarantees, and the names by which `models.build` knows it."""
     layers = importlib.import_module("orthoconv.nn")
-    if not (inspect.isclass(entry.value) and issubclass(entry.value, layers.Layer)):
+    if not (entry.is_class and issubclass(entry.value, layers.Layer)):
         return ""
     words = {
         "orthogonal": "orthogonal: norms never grow, and are kept where the number of values does not shrink",

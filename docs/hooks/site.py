@@ -78,8 +78,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to pages of the site; a link to a file that the site does not have becomes plain text."""
+    """Let links lead to pages of the site; a link to a file that the site does not have becomes plain text.
+
+    The front page gets the width of the navigation, which would have its own name alone.
+    """
     here = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
     at_top = page.file.src_uri in (*ABOVE, "index.md") or page.file.src_uri.startswith("results/")
 
     def link(match: re.Match[str]) -> str:
