@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from orthoconv import ConversionError, convert, lipschitz_bound
 from orthoconv.attacks import empirical_lipschitz
 from orthoconv.conversion import conversion_rules
-from orthoconv.nn import CayleyConv2d, ConvexSum, Gain, Shift, UnitCat
+from orthoconv.nn import CayleyConv2d, ConvexSum, Gain, MaxMin, Shift, UnitCat
 from orthoconv.testing import dense_matrix
 
 SHAPE = (4, 7, 6)
@@ -342,3 +342,17 @@ def test_examples_and_rows_are_not_repeated() -> None:
     for f in (lambda x: x.repeat(2, 1, 1, 1), lambda x: x.repeat(1, 1, 2, 1), lambda x: x.repeat_interleave(2, 3)):
         with pytest.raises(ConversionError, match=r"repeat.*(only channels can be repeated|dim=1, got)"):
             convert(Own(lambda self, x, f=f: f(x)), SHAPE)
+
+
+@pytest.mark.parametrize("last", [nn.AdaptiveAvgPool2d(1), nn.AvgPool2d(8)])
+def test_an_activation_after_the_last_layer_sorts_no_scores(last: nn.Module) -> None:
+    """As in Network in Network: MaxMin would put the larger of two scores on every other class."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), last, nn.Flatten())
+    new = convert(model, (3, 8, 8))
+    kinds = [type(m) for m in new.modules() if isinstance(m, nn.ReLU | MaxMin)]
+    assert kinds == [MaxMin, nn.ReLU]
+    first, second, *_ = new(torch.randn(500, 3, 8, 8)).T
+    assert (first > second).any()
+    assert (first < second).any()
+    images = convert(model[:4], (3, 8, 8))  # features of images, which other layers may follow
+    assert not any(isinstance(m, nn.ReLU) for m in images.modules())

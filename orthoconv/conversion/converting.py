@@ -54,7 +54,7 @@ def convert(
     - Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, Linear as orthogonal layers of the same arguments, which
       start near the identity if they are Cayley's. Where a stride does not divide the image, or a padding is not that
       of the same size, images are padded by zeros or cut;
-    - ReLU and its like as `MaxMin`, or as ReLU where the number of channels is odd;
+    - ReLU and its like as `MaxMin`, or as ReLU where the number of channels is odd or no layer comes after it;
     - normalisations as `Shift`, which adds a learned number for each channel;
     - pools, resizing and padding divided by their norm; maxima over windows that overlap as maxima over windows that do
       not, and means with the norm 1;

@@ -85,7 +85,7 @@ def _activation(part: Part) -> nn.Module:
     shape = part.inputs[0]
     tokens = len(shape) == 3 and not isinstance(part.before, _OF_SEQUENCES)  # (b, n, c)
     axis = len(shape) - 1 if tokens or isinstance(part.before, nn.Linear | nn.LayerNorm) else 1
-    if len(shape) < 2 or shape[axis] % 2:
+    if len(shape) < 2 or shape[axis] % 2 or part.scores:  # sorted pairs of scores would favour every other class
         return nn.ReLU()
     return MaxMin() if axis == 1 and len(shape) != 3 else MaxMin(axis)
 

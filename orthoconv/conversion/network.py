@@ -31,7 +31,7 @@ class Network:
         self.made: dict[Any, nn.Module] = {}
         self.placed: dict[str, nn.Module] = {}
         self.old = {n: self.graph.get_submodule(str(n.target)) for n in self._nodes("call_module")}
-        self.lengths = self._lengths()
+        self.lengths, self.scores = self._lengths(), self._scores()
         joins = [n for n in self.graph.graph.nodes if n.target in _JOINS and len(self.inputs(n)) == 2]
         self.share = 1 / max(2, 2 * len(joins))
 
@@ -82,9 +82,22 @@ class Network:
         lengths: dict[fx.Node, int] = {}
         for node in self.graph.graph.nodes:
             ways = [lengths[a] for a in node.all_input_nodes if a.op != "get_attr"]
-            layer = node.op == "call_module" and any(True for _ in self.old[node].parameters())
-            lengths[node] = min(ways, default=0) + (_LAYER if layer else 1)
+            lengths[node] = min(ways, default=0) + (_LAYER if self._has_weights(node) else 1)
         return lengths
+
+    def _has_weights(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and any(True for _ in self.old[node].parameters())
+
+    def _scores(self) -> set[fx.Node]:
+        """Nodes after the last layer with weights, if the network ends in vectors, which may be scores of classes."""
+        nodes = list(self.graph.graph.nodes)
+        if not all(len(self.shapes.get(a.name, ())) == 2 for a in nodes[-1].all_input_nodes):
+            return set()
+        after: set[fx.Node] = set()
+        for node in reversed(nodes):
+            if all(user in after and not self._has_weights(user) for user in node.users):
+                after.add(node)
+        return after
 
     def part(self, node: fx.Node) -> Part:
         """What a rule sees of a node."""
@@ -104,6 +117,7 @@ class Network:
             same=len(inputs) == 2 and inputs[0] is inputs[1],
             separate=node.target in _SEPARABLE and self._are_separate(inputs),
             share=self.share,
+            scores=node in self.scores,
             made=self.made,
             **self.layers,
         )

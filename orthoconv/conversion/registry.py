@@ -27,6 +27,7 @@ class Part:
         same: Whether its two inputs are one value.
         separate: Whether its inputs come from separate pieces of one value.
         share: Share that a longer branch of a sum starts with.
+        scores: Whether no layer with weights comes after it, and the network ends in vectors (b, n).
         conv: Makes a convolution, with the arguments of nn.Conv2d.
         linear: Makes a linear layer, with the arguments of nn.Linear.
         transposed: Makes the adjoint of a convolution, with the arguments of nn.ConvTranspose2d.
@@ -45,6 +46,7 @@ class Part:
     same: bool = False
     separate: bool = False
     share: float = 0.5
+    scores: bool = False
     conv: Callable[..., nn.Module] = nn.Conv2d
     linear: Callable[..., nn.Module] = nn.Linear
     transposed: Callable[..., nn.Module] = nn.ConvTranspose2d
