@@ -118,11 +118,17 @@ def draw() -> None:
             recipe = r["config"]["recipe"]
             epochs = r["members"] * recipe["epochs"]
             cost = operations(layers, recipe["batch_size"]) * (50000 // recipe["batch_size"]) * epochs
-            axis.plot(cost, r["accuracy"][1], "o", color=BLUE, fillstyle="none" if r["mirrored"] else "full")
+            open_circle = r["mirrored"] or r["config"]["model"].get("mirror", False)
+            axis.plot(cost, r["accuracy"][1], "o", color=BLUE, fillstyle="none" if open_circle else "full")
             if not r["mirrored"]:
-                name = r["change"].split("preset ")[-1]
+                _, preset, name = r["change"].partition("preset ")
                 axis.annotate(
-                    name, (cost, r["accuracy"][1]), (-6, 8), textcoords="offset points", color=BLUE, ha="right"
+                    name if preset else "one network of it",
+                    (cost, r["accuracy"][1]),
+                    (-6, 8),
+                    textcoords="offset points",
+                    color=BLUE,
+                    ha="right",
                 )
     axis.set(
         xscale="log", xlim=(3e12, 1e18), ylim=(58, 67), xlabel="operations to train", ylabel="% certified at 36/255"
