@@ -356,3 +356,12 @@ def test_an_activation_after_the_last_layer_sorts_no_scores(last: nn.Module) -> 
     assert (first < second).any()
     images = convert(model[:4], (3, 8, 8))  # features of images, which other layers may follow
     assert not any(isinstance(m, nn.ReLU) for m in images.modules())
+
+
+def test_deep_networks_start_near_the_identity_and_shallow_ones_do_not() -> None:
+    def scales(depth: int) -> list[float]:
+        new = convert(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(depth))), (4, 8, 8))
+        return [m.g.item() for m in new.modules() if isinstance(m, CayleyConv2d)]
+
+    shallow, deep = scales(20), scales(21)
+    assert max(deep) < 0.3 * min(shallow)

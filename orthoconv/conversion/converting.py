@@ -22,6 +22,7 @@ from orthoconv.modules import zeros_for
 from orthoconv.nn import CayleyConvTranspose2d, LOTConvTranspose2d
 from orthoconv.nn.methods import conv_method, find_layer, linear_method
 
+_SHALLOW = 20  # layers; random ones keep enough of the signal then, and learn faster (docs/conversion.md)
 _UNTRACEABLE = (
     "Write this part so that no value of a tensor decides what is computed, of modules and functions of torch; or give "
     "its class a rule by orthoconv.register_conversion, which takes its place as a whole"
@@ -51,9 +52,9 @@ def convert(
     Its weights are new, unless they are to be kept, and it is to be trained. Its graph is that of the old one in eval
     mode, with
 
-    - Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, Linear as orthogonal layers of the same arguments, which
-      start near the identity if they are Cayley's. Where a stride does not divide the image, or a padding is not that
-      of the same size, images are padded by zeros or cut;
+    - Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, Linear as orthogonal layers of the same arguments. In a
+      network of more than 20 of them, Cayley's start near the identity. Where a stride does not divide the image, or a
+      padding is not that of the same size, images are padded by zeros or cut;
     - ReLU and its like as `MaxMin`, or as ReLU where the number of channels is odd or no layer comes after it;
     - normalisations as `Shift`, which adds a learned number for each channel;
     - pools, resizing and padding divided by their norm; maxima over windows that overlap as maxima over windows that do
@@ -90,6 +91,8 @@ def convert(
     x = zeros_for(model, input_shape)
     traced = _trace(unwrapped(model), x)
     network = Network(traced, layers)
+    if not keep_weights and network.matrices > _SHALLOW:
+        layers["keep"] = start_near_identity
     if problems := [f"  {node.name} ({network.what(node)}): {text}" for node, text in _convert_parts(network)]:
         raise ConversionError("these parts cannot be made 1-Lipschitz by a rule:\n" + "\n".join(problems))
     new = network.finish().to(like.device, like.dtype).eval()
@@ -112,7 +115,7 @@ def _layers(conv: str | None, linear: str | None, keep: bool) -> dict[str, Any]:
     }
     if keep:
         return {**made, "transposed": LOTConvTranspose2d, "keep": copy_weights}
-    return {**made, "transposed": CayleyConvTranspose2d, "keep": start_near_identity}
+    return {**made, "transposed": CayleyConvTranspose2d}
 
 
 def _convert_parts(network: Network) -> list[tuple[fx.Node, str]]:

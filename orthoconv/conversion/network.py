@@ -35,6 +35,11 @@ class Network:
         joins = [n for n in self.graph.graph.nodes if n.target in _JOINS and len(self.inputs(n)) == 2]
         self.share = 1 / max(2, 2 * len(joins))
 
+    @property
+    def matrices(self) -> int:
+        """Number of calls of modules that have a matrix or a kernel."""
+        return sum(any(p.ndim > 1 for p in module.parameters()) for module in self.old.values())
+
     def _nodes(self, *ops: str) -> list[fx.Node]:
         return [n for n in self.graph.graph.nodes if n.op in ops]
 
