@@ -185,6 +185,14 @@ def test_a_run_of_several_members(tmp_path, capsys) -> None:
     assert len(models.load(out)[0].f.members) == 3
 
 
+def test_a_run_that_stops_in_its_first_member_knows_what_it_is(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr("orthoconv.lab.training._train_one", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        main(["train", "--data", "digits", "--model.members", "2", "--recipe.seed", "5", "--out", str(out)])
+    assert [part.recipe.seed for part in parts_of(Run(out).training)] == [5, 6]
+
+
 def test_older_configurations_have_one_member() -> None:
     one, several = Training.of({"data": "digits"}), Training.of({"data": "digits", "model": {"members": 2}})
     assert "members" not in one.config["model"]

@@ -26,9 +26,7 @@ def _sum(part: Part) -> nn.Module | Joined | None:
 def _difference(part: Part) -> nn.Module | Joined | None:
     if len(part.inputs) == 1:
         return _plus(part)
-    apart = replace(
-        part, share=min(part.share, 0.25)
-    )  # halves of x would cancel near the identity
+    apart = replace(part, share=min(part.share, 0.25))  # halves of x would cancel near the identity
     return _convex(apart, (None, Scale(-1.0)), equal=0.75)
 
 

@@ -74,15 +74,17 @@ def _train_parts(
     """Train the parts of a network one after the other, each in a folder of its own, and write the whole."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("several processes train one network; train each member by itself, in the folder member0, ...")
+    if not resume and run.config_path.exists():
+        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
     parts = parts_of(training)
     runs = [Run(run.folder / f"member{k}") for k in range(len(parts))]
+    split, test = load(training.data, data_dir, download_bar(), **training.reading)
+    _write_config(run, _config(training, split.first(training.examples), data_dir), device)  # for --resume
     for part_run, part in zip(runs, parts, strict=True):
         print(f"{part_run.folder.name}: seed {part.recipe.seed}", flush=True)
         _train_one(part_run, part, data_dir, resume, device, held_out, loggers)
-    split, test = load(training.data, data_dir, download_bar(), **training.reading)
     if held_out:
         test = held_out_images(split, training.examples)
-    _write_config(run, _config(training, split.first(training.examples), data_dir), device)
     network = join(run, runs).to(device)
     _join_metrics(run, runs, _test_figures(network, test, World(0, 1, device)), "held out" if held_out else "test")
     print(f"weights: {run.weights_path}")
