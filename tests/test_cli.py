@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+import orthoconv
 from orthoconv import __main__, certify, models
 from orthoconv.data import load
 from orthoconv.lab import cli, training
@@ -363,6 +364,7 @@ def test_verify_refuses_numbers_below_zero(call, option: str, value: str) -> Non
 
 
 def test_without_the_lab_extra_the_command_says_how_to_install_it(monkeypatch) -> None:
+    monkeypatch.setattr(orthoconv, "lab", orthoconv.lab)  # a second import replaces it; put the first back afterwards
     for name in [name for name in sys.modules if name.startswith("orthoconv.lab")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jsonargparse", None)
