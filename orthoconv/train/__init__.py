@@ -16,6 +16,7 @@ from orthoconv.train.losses import (
     tau_cross_entropy,
     vra_loss,
 )
+from orthoconv.train.muon import Muon
 from orthoconv.train.objectives import OBJECTIVES
 from orthoconv.train.schedule import linear, piecewise_triangular
 from orthoconv.train.wasserstein import CriticRecipe, WassersteinEstimate, wasserstein_distance
@@ -31,6 +32,6 @@ __all__ += [
     "save_checkpoint",
     "save_weights",
 ]
-__all__ += ["wasserstein_distance"]
+__all__ += ["Muon", "wasserstein_distance"]
 __all__ += ["OBJECTIVES", "certificate_regularizer", "emma_loss", "gloro_loss", "hkr_loss", "kr_loss"]
 __all__ += ["logit_annealing", "regularized_cross_entropy", "soft_hkr_loss", "tau_cross_entropy", "vra_loss"]

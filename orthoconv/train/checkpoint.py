@@ -76,8 +76,9 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], heade
             if value.shape != shape:
                 raise ValueError(f"{name} has the shape {tuple(value.shape)}, not {tuple(shape)}")
             states.setdefault(int(index), {})[key] = value
-    if len({frozenset(s) for s in states.values()}) > 1:
-        raise ValueError("the optimizer knows more of some parameters than of others")
+    for group in saved["param_groups"]:
+        if len({frozenset(states[i]) for i in group["params"] if i in states}) > 1:
+            raise ValueError("the optimizer knows more of some parameters than of others")
     groups = []
     for new, old in zip(header["groups"], saved["param_groups"], strict=True):
         if odd := [k for k in new if k in old and not _alike(new[k], old[k])]:

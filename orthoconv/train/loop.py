@@ -20,6 +20,7 @@ from orthoconv.modules import reduced_products
 from orthoconv.train.checkpoint import load_checkpoint, save_checkpoint
 from orthoconv.train.distributed import World, average_gradients, share_buffers, total
 from orthoconv.train.metering import Meter, TrainingError
+from orthoconv.train.muon import Muon
 from orthoconv.train.objectives import OBJECTIVES
 from orthoconv.train.recipe import YOUNGER, Recipe
 from orthoconv.train.schedule import SCHEDULES
@@ -71,7 +72,7 @@ def fit(
     recipe = replace(recipe, lipschitz=1.0 if recipe.lipschitz is None else recipe.lipschitz)
     source = source_of(data, recipe, world, device_of(model))
     steps = source.steps
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
+    optimizer = _optimizer(model, recipe)
     done, sums, saved = 0, [0.0] * 3, time.monotonic()
     if resume and checkpoint.exists():
         done, sums, last = _resume(checkpoint, model, optimizer, recipe)
@@ -109,6 +110,12 @@ def fit(
         saved = _save(checkpoint, model, optimizer, recipe, done, sums, last, world)
         yield last
         model.train()
+
+
+def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimizer == "muon":
+        return Muon(model, recipe.lr)
+    return torch.optim.Adam(model.parameters(), lr=recipe.lr)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:

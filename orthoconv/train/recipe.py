@@ -11,10 +11,12 @@ from orthoconv.train.objectives import OBJECTIVES, Constants, LossName
 from orthoconv.train.schedule import SCHEDULES
 
 YOUNGER = {"schedule": "triangular", "shift": 4, "precision": "float32", "compile": False, "flip": True}
+YOUNGER |= {"optimizer": "adam"}
 """Fields that older records and checkpoints lack, and the value that they then had."""
 
 _FIRST_SHARE = 0.1  # of eps0, at the beginning of a run whose eps grows
 _PRECISIONS: Collection[str] = ("float32", "bf16")
+_OPTIMIZERS: Collection[str] = ("adam", "muon")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Recipe:
             Operators, convolutions of this library and weights are float32 in either case.
         compile: Whether torch.compile translates the network, which takes minutes and changes the rounding.
         flip: Whether the augmentation mirrors images.
+        optimizer: "adam", or "muon" (`orthoconv.train.Muon`), which learns more in an epoch.
 
     >>> Recipe(epochs=30, loss="offset_cross_entropy").batch_size
     256
@@ -75,6 +78,7 @@ class Recipe:
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
     flip: bool = True
+    optimizer: Literal["adam", "muon"] = "adam"
 
     def __post_init__(self) -> None:
         counts = {"epochs": 1, "batch_size": 1, "project_every": 1, "checkpoint_every": 0, "shift": 0}
@@ -95,7 +99,8 @@ class Recipe:
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
-        for name, accepted in (("loss", OBJECTIVES), ("schedule", SCHEDULES), ("precision", _PRECISIONS)):
+        names = {"loss": OBJECTIVES, "schedule": SCHEDULES, "precision": _PRECISIONS, "optimizer": _OPTIMIZERS}
+        for name, accepted in names.items():
             value = getattr(self, name)
             if not isinstance(value, str) or value not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
