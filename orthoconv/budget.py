@@ -24,6 +24,10 @@ __all__ = [
     "REMEMBERED_BYTES",
     "SHIFTED_CHANNELS",
     "SIZES_KEPT",
+    "TILED_BYTES",
+    "TILED_IMAGES",
+    "TILED_UNITS",
+    "TILES",
     "UNPIVOTED_NORM",
     "chunk_bytes",
     "has_cache",
@@ -54,6 +58,10 @@ SHIFTED_CHANNELS = 48  # Shift channels between two products from so many on; wi
 _WITHOUT_DOUBLE = {"mps"}
 SIZES_KEPT = 4  # Remember the operators of a layer for so many image sizes,
 REMEMBERED_BYTES = 2**30  # and for fewer if they have more bytes than this; only the newest may have more by itself.
+TILED_BYTES = 300 * 10**6  # Remember matrices of tiles instead, for operators with more bytes than this.
+TILES = 128, 64  # Sides of tiles, the preferred one first; multiples of 4.
+TILED_UNITS = 256.0  # Cut kernels if that costs up to so many units of rounding; rounding alone makes 50 of them.
+TILED_IMAGES = 4  # Take tiles for up to so many images; for more, the transform costs less.
 
 
 def has_cache(device: torch.device) -> bool:

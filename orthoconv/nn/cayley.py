@@ -6,6 +6,7 @@ Trockman and Kolter, Orthogonalizing Convolutional Layers with the Cayley Transf
 __all__ = ["CayleyConv1d", "CayleyConv2d", "CayleyConv3d", "CayleyConvTranspose2d", "CayleyLinear"]
 
 import math
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from orthoconv import budget
 from orthoconv.linalg import cayley, cayley_linear, is_large, weight_norm
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.convolution import TransposedConv2d
-from orthoconv.nn.fused import cayley_conv2d, cayley_head, cayley_matrices
+from orthoconv.nn.fused import cayley_at, cayley_conv2d, cayley_head, cayley_matrices
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.lift import can_lift, lift
 from orthoconv.nn.linear import BaseLinear
@@ -23,6 +24,7 @@ from orthoconv.nn.methods import register_method
 from orthoconv.nn.projection import near_cayley
 from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import SpectralConv2d, Way
+from orthoconv.nn.tiles import convolve_tiles, cut_kernel, deviation
 from orthoconv.nn.volumes import VolumeConv3d
 from orthoconv.nn.weight_norm import Signs, WeightNormed
 from orthoconv.planes import COMPLEX, convolve, plane
@@ -80,6 +82,8 @@ class CayleyConv2d(SpectralConv2d):
             return ["matrices"]
         forms = self.remembers and self._remembered_bytes(size) <= budget.REMEMBERED_BYTES
         ways: list[Way] = ["matrices", "fused"] if forms else ["fused", "matrices"]
+        if self._tile(size) and not (torch.is_grad_enabled() and any(s.requires_grad for s in self.sources())):
+            ways = ["tiled", *ways]
         if adjoint or not self._can_lift(size):
             return ways
         return ["lifted", *ways] if self._should_lift(size) else [*ways, "lifted"]
@@ -87,16 +91,28 @@ class CayleyConv2d(SpectralConv2d):
     def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         if way == "lifted":
             return self._lift(x, bias)
-        if way != "fused":
+        if way not in ("fused", "tiled"):
             return super().convolve_by(way, x, bias, adjoint=adjoint)
         self.check()
+        size = self.geometry.size_of(x.shape)
+        if way == "tiled" and len(x) <= budget.TILED_IMAGES:
+            t = self._tile(size)
+            D = self._tile_operator(t)
+            convolved = partial(convolve_tiles, D=D.mH if adjoint else D, t=t)
+        else:
+            convolved = partial(
+                cayley_conv2d, W=self.kernel, dilation=self.dilation, groups=self.groups, adjoint=adjoint
+            )
         if not adjoint:
-            return cayley_conv2d(self._signed(x), self.kernel, bias, self.dilation, self.groups)
+            return convolved(self._signed(x), bias=bias)
         if bias is not None and self.signs is not None:
             bias = bias * self.signs  # the signs that follow give it its own again
-        return self._signed(cayley_conv2d(x, self.kernel, bias, self.dilation, self.groups, adjoint=True))
+        return self._signed(convolved(x, bias=bias))
 
     def inner_units(self, size: Pair) -> float:
+        if t := self._tile(size):
+            largest = float(torch.linalg.matrix_norm(self._tile_operator(t)).max())
+            return max(self.spectral_units(s, largest) for s in (size, (t, t))) + self._cut_units(size, t)
         units = super().inner_units(size)
         if self.transposed or self.way(size) != "lifted":
             return units
@@ -130,6 +146,32 @@ class CayleyConv2d(SpectralConv2d):
         """Bytes of the matrices of all frequencies; those of more than the budget are not formed to be remembered."""
         o, i = self.kernel_shape[:2]
         return math.prod(size[:-1]) * (size[-1] // 2 + 1) * o * i * 2 * self.weight.element_size()
+
+    def _tile(self, size: Pair) -> int:
+        """Side of the tiles by which images of that inner size are convolved in eval mode; 0 if they are not."""
+        if not self.remembers or len(size) != 2 or self._remembered_bytes(size) <= budget.TILED_BYTES:
+            return 0
+        fits = (t for t in budget.TILES if t <= min(size) and self._remembered_bytes((t, t)) <= budget.TILED_BYTES)
+        t = next(fits, 0)
+        return t if t and is_eager(*self.sources()) and self._cut_units(size, t) <= budget.TILED_UNITS else 0
+
+    def _tile_operator(self, t: int) -> Tensor:
+        """Matrices of the cut kernel, without the signs, from memory."""
+
+        def compute(V: Tensor, g: Tensor, *_: Tensor) -> Tensor:
+            return cut_kernel(self.transform(weight_norm(V, g), (t, t)), t)
+
+        return self.remembered(("tile", t), self.sources(), compute)
+
+    def _cut_units(self, size: Pair, t: int) -> float:
+        """By how many units of rounding the cut kernel deviates on images of that size, from memory."""
+        D = self._tile_operator(t)
+
+        def compute(V: Tensor, g: Tensor, *_: Tensor) -> Tensor:
+            return deviation(D, t, cayley_at(weight_norm(V, g), size, self.dilation, self.groups), size)
+
+        lost = self.remembered(("lost", t, size), self.sources(), compute).item()
+        return 2 * lost / torch.finfo(self.weight.dtype).eps
 
     @property
     def _sums_taps(self) -> bool:

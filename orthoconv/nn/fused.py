@@ -16,9 +16,9 @@ Three savings over the formulas as they stand:
 
 from __future__ import annotations
 
-__all__ = ["cayley_conv2d", "cayley_head", "cayley_matrices"]
+__all__ = ["cayley_at", "cayley_conv2d", "cayley_head", "cayley_matrices"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,13 @@ def cayley_matrices(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int 
             Q[some.start * groups : some.stop * groups] = _form(*matrices(some), wide=taps.wide)
     by_group: Tensor = Q.unflatten(0, (-1, groups))
     return by_group
+
+
+def cayley_at(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Callable[[slice], Tensor]:
+    """The function that gives the transform at some frequencies of the plane, (f g, o, i)."""
+    taps = taps_of(W, size, dilation, groups)
+    matrices = taps.matrices()
+    return lambda some: _form(*matrices(some), wide=taps.wide)
 
 
 def _convolve(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> Tensor:

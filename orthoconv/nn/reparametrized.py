@@ -5,7 +5,7 @@ __all__ = ["Reparametrized", "frozen"]
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -29,21 +29,21 @@ class _Memory(NamedTuple):
 
     settings: dict[str, Any] = {}  # noqa: RUF012
     snapshot: tuple[Tensor, ...] = ()
-    operators: dict[Pair, tuple[Tensor, int]] = {}  # noqa: RUF012
+    operators: dict[Hashable, tuple[Tensor, int]] = {}  # noqa: RUF012
     stamp: "_Stamp | None" = None
 
-    def find(self, size: Pair) -> Tensor | None:
+    def find(self, key: Hashable) -> Tensor | None:
         """Return the operator for images of that size, unless it is not known or was edited by whoever got it."""
-        value, version = self.operators.get(size, (None, 0))
+        value, version = self.operators.get(key, (None, 0))
         return value if value is not None and value._version == version else None
 
-    def add(self, size: Pair, value: Tensor) -> "_Memory":
+    def add(self, key: Hashable, value: Tensor) -> "_Memory":
         """Return a memory with one operator more, and without the oldest ones beyond the budget.
 
         The newest one always stays, whatever its size.
         """
-        others = [(k, v) for k, v in self.operators.items() if k != size]
-        newest = [*others, (size, (value, value._version))][-budget.SIZES_KEPT :]
+        others = [(k, v) for k, v in self.operators.items() if k != key]
+        newest = [*others, (key, (value, value._version))][-budget.SIZES_KEPT :]
         while len(newest) > 1 and sum(v.numel() * v.element_size() for _, (v, _) in newest) > budget.REMEMBERED_BYTES:
             newest = newest[1:]
         return self._replace(operators=dict(newest))
@@ -120,7 +120,7 @@ class Reparametrized(Layer):
             self.check()
             return compute(*sources)
         check_precision(type(self).__name__, sources[0].dtype)
-        value = self._look_up(size, sources, compute)
+        value = self.remembered(size, sources, compute)
         if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
             return with_gradient(  # torch would not count the edits of a view, but those of a copy harm nobody
                 sources, compute, lambda *_: (value.clone(), ()), lambda *a: gradients_of(compute, *a[:3])
@@ -141,7 +141,8 @@ class Reparametrized(Layer):
         with full_precision(sources[0]):
             return self.operator(size, *sources)
 
-    def _look_up(self, size: Pair, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
+    def remembered(self, key: Hashable, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
+        """Return `compute` of the sources, from memory if it has a value of that key for these very sources."""
         with torch.inference_mode(False), torch.no_grad():
             memory, settings = self._memory, self._settings()
             stamp = _stamp_of(sources) if self._frozen else None
@@ -149,9 +150,9 @@ class Reparametrized(Layer):
             if settings != memory.settings or not (known or _equal(memory.snapshot, sources)):
                 self.check_finite()
                 memory = _Memory(settings, tuple(source.detach().clone() for source in sources))
-            if (value := memory.find(size)) is None:
+            if (value := memory.find(key)) is None:
                 value = compute(*memory.snapshot)
-                memory = memory.add(size, value)
+                memory = memory.add(key, value)
             self._memory = memory._replace(stamp=stamp)
             return value
 

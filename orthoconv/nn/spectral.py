@@ -21,7 +21,7 @@ from orthoconv.nn.weight_norm import Signs, WeightNormed
 from orthoconv.planes import Plane, convolve, plane
 from orthoconv.tracing import is_eager
 
-Way = Literal["constant", "matrices", "fused", "lifted"]
+Way = Literal["constant", "matrices", "fused", "lifted", "tiled"]
 
 
 class UnscaledConv2d(BaseConv2d):
@@ -79,7 +79,8 @@ class UnscaledConv2d(BaseConv2d):
         """Choose how to convolve images of that inner size. Tests choose by `forced`.
 
         "constant": one real matrix for every pixel. "matrices": one matrix for each frequency, formed, and remembered
-        in eval mode. "fused" and "lifted" of `CayleyConv2d` go from kernel to output without forming them.
+        in eval mode. "fused" and "lifted" of `CayleyConv2d` go from kernel to output without forming them, and "tiled"
+        remembers those of a smaller torus.
         """
         if self.geometry.is_constant(size):
             return "constant"

@@ -36,11 +36,11 @@ class Muon(torch.optim.Adam):
         weights = [p for name, p in model.named_parameters() if p.ndim > 1 and "bias" not in name]
         matrices = {id(p): p for p in weights[:-1]}
         others = [p for p in model.parameters() if id(p) not in matrices]
-        groups = [{"params": others}, {"params": list(matrices.values()), "momentum": momentum}]
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": list(matrices.values()), "momentum": momentum}]
         super().__init__([group for group in groups if group["params"]], lr=lr)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; `closure` is that of torch.optim.Adam."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if "momentum" not in group]
@@ -88,4 +88,5 @@ def polar_direction(M: Tensor) -> Tensor:
         if k + 1 < len(_STEPS):
             G = Q @ G @ Q
             H = G @ G
-    return P @ X / largest.sqrt()
+    D: Tensor = P @ X / largest.sqrt()
+    return D

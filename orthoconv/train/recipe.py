@@ -99,6 +99,7 @@ class Recipe:
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+        names: dict[str, Collection[str]]
         names = {"loss": OBJECTIVES, "schedule": SCHEDULES, "precision": _PRECISIONS, "optimizer": _OPTIMIZERS}
         for name, accepted in names.items():
             value = getattr(self, name)
