@@ -3,10 +3,12 @@
 __all__ = ["Tensors", "gradients_of", "with_gradient"]
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from orthoconv.tracing import full_precision, is_eager
 
@@ -23,6 +25,7 @@ def with_gradient(
     backward: Backward,
     *,
     keep_inputs: bool = True,
+    restore: Callable[[Sequence[Tensor]], Tensor] | None = None,
 ) -> Tensor:
     """Compute `ordinary(*inputs)` by `forward`, with the gradient that `backward` computes.
 
@@ -37,6 +40,8 @@ def with_gradient(
             returns a gradient or None for each input.
         keep_inputs: If False, `backward` gets no inputs, and torch differentiates `backward` for second derivatives:
             for functions that are piecewise linear, which need not keep their input.
+        restore: Function of the kept tensors that computes the first input again. That is then not kept: `backward`
+            gets a tensor of its shape and of no use, and only a second derivative computes it again.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = with_gradient((x,), torch.exp, lambda x: (x.exp(), (x.exp(),)), lambda g, need, xs, kept: (g * kept[0],))
@@ -47,7 +52,9 @@ def with_gradient(
         return ordinary(*inputs)
     if not torch.is_grad_enabled():
         return forward(*inputs)[0]
-    value: Tensor = _WithGradient.apply(ordinary if keep_inputs else None, forward, backward, *inputs)
+    saving = nullcontext() if restore is None or not _saves_as_usual() else _without_first(inputs, restore)
+    with saving:
+        value: Tensor = _WithGradient.apply(ordinary if keep_inputs else None, forward, backward, *inputs)
     return value
 
 
@@ -70,6 +77,34 @@ class _WithGradient(torch.autograd.Function):
             if torch.is_grad_enabled() and ctx.ordinary is not None:  # for a second derivative
                 return None, None, None, *gradients_of(ctx.ordinary, grad, needed, inputs)
             return None, None, None, *ctx.own(grad, needed, inputs, kept)
+
+
+def _saves_as_usual() -> bool:
+    """Whether torch keeps what is saved, and no checkpoint or the like decides; False if torch does not say."""
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is not None and hooks(True) is None
+
+
+def _without_first(inputs: Tensors, restore: Callable[[Sequence[Tensor]], Tensor]) -> saved_tensors_hooks:
+    """Let torch save tensors, but the first one it is given; its place in the graph is saved all the same.
+
+    Tensors are saved in the order of `_WithGradient`: the inputs, then what is kept.
+    """
+    first, *others = (t for t in inputs if t is not None)
+    nothing = first.detach().new_zeros(()).expand(first.shape)  # takes no memory
+    saved = list[Any]()
+
+    def pack(t: Tensor) -> Tensor | None:
+        one = t if saved else None
+        saved.append(one)
+        return one
+
+    def unpack(t: Tensor | None) -> Tensor:
+        if t is not None:
+            return t
+        return restore(saved[1 + len(others) :]) if torch.is_grad_enabled() else nothing
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 def _no_view(value: Tensor, others: Tensors) -> Tensor:

@@ -82,8 +82,9 @@ def _convolve(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> Tens
     def forward(x: Tensor, m: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         return _apply(x, bias, taps._replace(m=m, v=v), adjoint)
 
-    backward = partial(_gradients, taps, adjoint)
-    return with_gradient((x, taps.m, taps.v, bias), lambda *inputs: forward(*inputs)[0], forward, backward)
+    inputs, backward = (x, taps.m, taps.v, bias), partial(_gradients, taps, adjoint)
+    restore = partial(_restored, taps, adjoint, x.detach().new_zeros(()).expand(x.shape))
+    return with_gradient(inputs, lambda *inputs: forward(*inputs)[0], forward, backward, restore=restore)
 
 
 def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -136,6 +137,21 @@ def _gradients(
             accumulate(gv, taps.phases[1].adjoint[:, some], H[..., n:] if taps.wide else H[:, n:], 1)
     gx = None if GX is None else p.invert(GX)
     return gx, torch.cat(gathered(gm)), None if gv is None else torch.add(*gathered(gv)), gbias
+
+
+@torch.no_grad()
+def _restored(taps: Taps, adjoint: bool, like: Tensor, kept: Sequence[Tensor]) -> Tensor:
+    """Images x of the shape of `like`, from what `_apply` keeps: M z = x on the first n entries, but for those of V."""
+    p, (g, n), matrices = taps.plane, taps.m.shape[1:3], taps.matrices()
+    X, parts = p.empty(like, like.shape[1]), list(_chunks(taps, len(like)))
+    for some, z in zip(parts, kept[:: len(kept) // len(parts)], strict=True):
+        M, V = matrices(some)  # -V
+        x = z.clone()
+        x[..., :n] = z[..., :n] @ (M.conj() if adjoint else M.mT)
+        if V is not None and z.shape[-1] > n:
+            x[..., :n] -= z[..., n:] @ (V.conj() if adjoint else V.mT)
+        p.put(X, some, g, x)
+    return p.invert(X)
 
 
 def _room(p: Plane, X: Tensor, x: Tensor, channels: int) -> Tensor:
