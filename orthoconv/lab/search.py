@@ -118,7 +118,7 @@ def run_trial(
             train_run(run, training, data_dir, resume=True, device=device, held_out=True)
         held_out, started = held_out_images(run.load_data()[0], training.examples), time.perf_counter()
         model = run.load_model().to(device)
-        figures = {**_measure(model, held_out), "mirrored": _measure(IsometryAverage(model), held_out)}
+        figures = _with_mirror(model, training, held_out)
         figures["measuring_seconds"] = time.perf_counter() - started
     except TrainingError as error:  # the learning rate is too high, which is an answer
         figures = {"failed": str(error)}
@@ -136,9 +136,7 @@ def finalist_record(name: str, run: Run, device: torch.device = torch.device("cp
         device: Device that computes; the record names it beside the machine of the training.
     """
     test, model, started = run.load_data()[1], run.load_model().to(device), time.perf_counter()
-    radii = (*_RADII, 255)
-    figures = _measure(model, test, radii, rounding=True)
-    figures["mirrored"] = _measure(IsometryAverage(model), test, radii, rounding=True)
+    figures = _with_mirror(model, run.training, test, (*_RADII, 255), rounding=True)
     figures["measuring_seconds"] = time.perf_counter() - started
     return {**_record("finalist", name, run.training, run, figures), "measured_on": str(device)}
 
@@ -150,6 +148,13 @@ def _record(kind: str, name: str, training: Training, run: Run, figures: dict[st
     record: Record = {"experiment": kind, "series": name, "config": training.config, "hash": training.hash}
     record |= {"seed": training.recipe.seed, "hardware": run.config["hardware"], **cost, "epochs": epochs}
     return {**record, "metrics": {**figures, **last}}
+
+
+def _with_mirror(model: nn.Module, training: Training, split: Split, *args: Any, **options: Any) -> dict[str, Any]:
+    """Return the figures of the model, and those over the mirror image, which may be the same."""
+    figures = _measure(model, split, *args, **options)
+    average = IsometryAverage(model)
+    return {**figures, "mirrored": figures if training.model.mirror else _measure(average, split, *args, **options)}
 
 
 def _measure(model: nn.Module, split: Split, radii: tuple[int, ...] = _RADII, rounding: bool = False) -> dict[str, Any]:
