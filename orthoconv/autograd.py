@@ -41,7 +41,7 @@ def with_gradient(
         keep_inputs: If False, `backward` gets no inputs, and torch differentiates `backward` for second derivatives:
             for functions that are piecewise linear, which need not keep their input.
         restore: Function of the kept tensors that computes the first input again. That is then not kept: `backward`
-            gets a tensor of its shape and of no use, and only a second derivative computes it again.
+            gets zeros of its shape instead, and only a second derivative computes it again.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = with_gradient((x,), torch.exp, lambda x: (x.exp(), (x.exp(),)), lambda g, need, xs, kept: (g * kept[0],))
@@ -82,27 +82,34 @@ class _WithGradient(torch.autograd.Function):
 def _saves_as_usual() -> bool:
     """Whether torch keeps what is saved, and no checkpoint or the like decides; False if torch does not say."""
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return hooks is not None and hooks(True) is None
+    return hooks is not None and hooks(True) is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
 
 
 def _without_first(inputs: Tensors, restore: Callable[[Sequence[Tensor]], Tensor]) -> saved_tensors_hooks:
-    """Let torch save tensors, but the first one it is given; its place in the graph is saved all the same.
+    """Let torch save all tensors except the first one it is given; its place in the graph is saved all the same.
 
-    Tensors are saved in the order of `_WithGradient`: the inputs, then what is kept.
+    Tensors are saved in the order of `_WithGradient`: the inputs, then what is kept. With such hooks torch does not
+    look for edits, so `unpack` does.
     """
     first, *others = (t for t in inputs if t is not None)
-    nothing = first.detach().new_zeros(()).expand(first.shape)  # takes no memory
-    saved = list[Any]()
+    zeros = first.detach().new_zeros(()).expand(first.shape)  # takes no memory
+    saved: list[tuple[Tensor | None, int]] = []
 
-    def pack(t: Tensor) -> Tensor | None:
-        one = t if saved else None
-        saved.append(one)
-        return one
+    def pack(t: Tensor) -> tuple[Tensor | None, int]:
+        saved.append((t if saved else None, t._version))
+        return saved[-1]
 
-    def unpack(t: Tensor | None) -> Tensor:
-        if t is not None:
-            return t
-        return restore(saved[1 + len(others) :]) if torch.is_grad_enabled() else nothing
+    def unpack(one: tuple[Tensor | None, int]) -> Tensor:
+        t, version = one
+        if t is None:
+            kept = [t for t, _ in saved[1 + len(others) :] if t is not None]
+            return restore(kept) if torch.is_grad_enabled() else zeros
+        if t._version != version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(t.shape)} that a gradient needs was modified by an inplace operation after "
+                f"the forward pass; clone it first"
+            )
+        return t
 
     return saved_tensors_hooks(pack, unpack)
 

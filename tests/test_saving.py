@@ -95,3 +95,16 @@ def test_a_graph_can_be_used_twice() -> None:
     y = layer(x).cos().sum()
     first = torch.autograd.grad(y, x, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(y, x)[0], first)
+
+
+def test_saving_without_hooks_and_edits_that_are_found() -> None:
+    layer, x = CayleyConv2d(4, 6, 3), torch.randn(2, 4, 16, 16, requires_grad=True)
+    with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+        layer(x).sum().backward()
+    W = torch.randn(6, 4, 3, 3, requires_grad=True)
+    V = W * 1.0
+    y = cayley_conv2d(x, V)
+    with torch.no_grad():
+        V.mul_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -55,7 +55,7 @@ def test_tiles_give_what_the_exact_operator_gives(name: str, size: tuple[int, in
     inner = layer.geometry.inner_size(layer.geometry.size_of(x.shape))
     assert layer.way(inner, adjoint=layer.transposed) == "tiled"
     torch.testing.assert_close(layer(x), matrices(layer, x), atol=2e-6, rtol=0)
-    assert layer._memory.operators.keys() == {("tile", 32), ("lost", 32, inner), inner}
+    assert layer._memory.operators.keys() == {("tile", 32), inner}
 
 
 def test_gradients_of_images_and_the_inverse() -> None:
@@ -127,9 +127,46 @@ def test_what_is_lost_counts_as_rounding(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_many_images_and_training_go_by_the_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = gentle(3, 3, 3), torch.randn(3, 3, 50, 44)
     monkeypatch.setattr(budget, "TILED_IMAGES", 2)
-    monkeypatch.setattr("orthoconv.nn.cayley.convolve_tiles", lambda *_, **__: pytest.fail("took tiles"))
+    monkeypatch.setattr("orthoconv.nn.cayley.cut_kernel", lambda *_, **__: pytest.fail("cut the kernel"))
     torch.testing.assert_close(layer(x), matrices(layer, x), atol=2e-6, rtol=0)
     assert layer.train().way((50, 44)) == "fused"
+
+
+def test_weights_that_need_gradients_pay_for_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = gentle(3, 3, 3).requires_grad_()
+    monkeypatch.setattr("orthoconv.nn.cayley.cut_kernel", lambda *_, **__: pytest.fail("cut the kernel"))
+    layer(torch.randn(1, 3, 50, 44)).sum().backward()
+
+
+def test_what_is_not_used_is_not_remembered() -> None:
+    layer, x = gentle(3, 3, 3, g=6.0), torch.randn(1, 3, 50, 44)
+    layer(x)
+    assert layer._memory.operators.keys() == {(50, 44)}
+    assert layer._memory.numbers.keys() == {("lost", 32, (50, 44))}
+
+
+def test_bounds_of_layers_that_are_lifted_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = gentle(3, 64, 3)
+    assert layer.way((50, 44)) == "lifted"
+    tiled = layer.rounding_units((1, 3, 50, 44))
+    monkeypatch.setattr(budget, "TILED_BYTES", 10**9)
+    assert tiled >= layer.rounding_units((1, 3, 50, 44))
+
+
+def test_layers_of_other_sources_and_autocast() -> None:
+    class Unscaled(CayleyConv2d):
+        def sources(self) -> tuple[Tensor, ...]:
+            return (self.weight,)
+
+        def operator(self, size: tuple[int, int], *sources: Tensor) -> Tensor:
+            return self.matrices(sources[0], size)
+
+    assert lipschitz_bound(gentle(3, 3, 3, kind=Unscaled), (3, 50, 44)) < 1 + 1e-4
+    layer = gentle(3, 3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        bound = rounding_bound(layer, (3, 50, 44), 1.0)
+    assert bound == rounding_bound(gentle(3, 3, 3), (3, 50, 44), 1.0)
+    assert layer.way((50, 44)) == "tiled"
 
 
 def test_an_edited_weight_changes_the_tiles() -> None:

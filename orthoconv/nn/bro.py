@@ -76,7 +76,7 @@ class BROConv2d(UnscaledConv2d):
     def formed(self, operator: Tensor) -> Tensor:
         return _reflector(operator, *self._channels)
 
-    def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
+    def possible_ways(self, size: Pair, *, adjoint: bool, images: int) -> list[Way]:
         lifts = not self.remembers and math.prod(size) > budget.DENSE_PIXELS and budget.has_cache(self.weight.device)
         return ["lifted", "matrices"] if lifts else ["matrices", "lifted"]
 

@@ -75,14 +75,13 @@ class CayleyConv2d(SpectralConv2d):
         Q = cayley_matrices(double, size, self.dilation, self.groups)
         return Q.to(COMPLEX[kernel.dtype])
 
-    def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
-        parts = ("matrices", "operator", "orthogonalize", "sources", "transform")
-        changed = any(getattr(type(self), part) is not getattr(CayleyConv2d, part) for part in parts)
-        if changed or not self._sums_taps or is_large(self.g):  # no other way runs what a subclass has changed
+    def possible_ways(self, size: Pair, *, adjoint: bool, images: int) -> list[Way]:
+        if self._has_only_matrices:
             return ["matrices"]
         forms = self.remembers and self._remembered_bytes(size) <= budget.REMEMBERED_BYTES
         ways: list[Way] = ["matrices", "fused"] if forms else ["fused", "matrices"]
-        if self._tile(size) and not (torch.is_grad_enabled() and any(s.requires_grad for s in self.sources())):
+        trains = torch.is_grad_enabled() and any(source.requires_grad for source in self.sources())
+        if images <= budget.TILED_IMAGES and not trains and self._tile(size):
             ways = ["tiled", *ways]
         if adjoint or not self._can_lift(size):
             return ways
@@ -94,9 +93,8 @@ class CayleyConv2d(SpectralConv2d):
         if way not in ("fused", "tiled"):
             return super().convolve_by(way, x, bias, adjoint=adjoint)
         self.check()
-        size = self.geometry.size_of(x.shape)
-        if way == "tiled" and len(x) <= budget.TILED_IMAGES:
-            t = self._tile(size)
+        if way == "tiled":
+            t = self._tile(self.geometry.size_of(x.shape))
             D = self._tile_operator(t)
             convolved = partial(convolve_tiles, D=D.mH if adjoint else D, t=t)
         else:
@@ -110,10 +108,7 @@ class CayleyConv2d(SpectralConv2d):
         return self._signed(convolved(x, bias=bias))
 
     def inner_units(self, size: Pair) -> float:
-        if t := self._tile(size):
-            largest = float(torch.linalg.matrix_norm(self._tile_operator(t)).max())
-            return max(self.spectral_units(s, largest) for s in (size, (t, t))) + self._cut_units(size, t)
-        units = super().inner_units(size)
+        units = self._tile_units(size, t) if (t := self._tile(size)) else super().inner_units(size)
         if self.transposed or self.way(size) != "lifted":
             return units
         channels, taps = max(self.kernel_shape[:2]), math.prod(self.geometry.taps)
@@ -148,30 +143,49 @@ class CayleyConv2d(SpectralConv2d):
         return math.prod(size[:-1]) * (size[-1] // 2 + 1) * o * i * 2 * self.weight.element_size()
 
     def _tile(self, size: Pair) -> int:
-        """Side of the tiles by which images of that inner size are convolved in eval mode; 0 if they are not."""
+        """Side of the tiles by which images of that inner size may be convolved in eval mode; 0 if they are not."""
         if not self.remembers or len(size) != 2 or self._remembered_bytes(size) <= budget.TILED_BYTES:
             return 0
         fits = (t for t in budget.TILES if t <= min(size) and self._remembered_bytes((t, t)) <= budget.TILED_BYTES)
         t = next(fits, 0)
-        return t if t and is_eager(*self.sources()) and self._cut_units(size, t) <= budget.TILED_UNITS else 0
+        if not t or self._has_only_matrices or not is_eager(*self.sources()):
+            return 0
+        return t if self._cut_units(size, t) <= budget.TILED_UNITS else 0
 
     def _tile_operator(self, t: int) -> Tensor:
         """Matrices of the cut kernel, without the signs, from memory."""
+        return self.remembered(("tile", t), self.sources(), partial(self._cut, t))
 
-        def compute(V: Tensor, g: Tensor, *_: Tensor) -> Tensor:
-            return cut_kernel(self.transform(weight_norm(V, g), (t, t)), t)
-
-        return self.remembered(("tile", t), self.sources(), compute)
+    def _cut(self, t: int, V: Tensor, g: Tensor, *_: Tensor) -> Tensor:
+        return cut_kernel(self.transform(weight_norm(V, g), (t, t)), t)
 
     def _cut_units(self, size: Pair, t: int) -> float:
         """By how many units of rounding the cut kernel deviates on images of that size, from memory."""
-        D = self._tile_operator(t)
 
         def compute(V: Tensor, g: Tensor, *_: Tensor) -> Tensor:
-            return deviation(D, t, cayley_at(weight_norm(V, g), size, self.dilation, self.groups), size)
+            exact = cayley_at(weight_norm(V, g), size, self.dilation, self.groups)
+            return deviation(self._cut(t, V, g), t, exact, size)
 
-        lost = self.remembered(("lost", t, size), self.sources(), compute).item()
+        lost = self.remembered_number(("lost", t, size), self.sources(), compute)
         return 2 * lost / torch.finfo(self.weight.dtype).eps
+
+    def _tile_units(self, size: Pair, t: int) -> float:
+        """Rounding of tiles, and of the transform, which takes their place for many images.
+
+        A pixel lies in up to nine tiles, so the root of the sum of their squared norms is up to three times that of the
+        image, and so is their error.
+        """
+        largest = float(torch.linalg.matrix_norm(self._tile_operator(t)).max())
+        return max(self.spectral_units(size, largest), 3 * self.spectral_units((t, t), largest)) + self._cut_units(
+            size, t
+        )
+
+    @property
+    def _has_only_matrices(self) -> bool:
+        """Whether no other way computes the same: for what a subclass has changed, many taps, and large weights."""
+        parts = ("matrices", "operator", "orthogonalize", "sources", "transform")
+        changed = any(getattr(type(self), part) is not getattr(CayleyConv2d, part) for part in parts)
+        return changed or not self._sums_taps or is_large(self.g)
 
     @property
     def _sums_taps(self) -> bool:

@@ -22,7 +22,7 @@ from orthoconv.tracing import full_precision, is_concrete
 
 
 class _Memory(NamedTuple):
-    """Operators by image size, each with the version of its tensor, and all that they were computed from.
+    """Operators by image size, each with the version of its tensor; numbers; and all that they were computed from.
 
     It is replaced and never changed, so threads that share a layer need no lock.
     """
@@ -30,6 +30,7 @@ class _Memory(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012
     snapshot: tuple[Tensor, ...] = ()
     operators: dict[Hashable, tuple[Tensor, int]] = {}  # noqa: RUF012
+    numbers: dict[Hashable, float] = {}  # noqa: RUF012
     stamp: "_Stamp | None" = None
 
     def find(self, key: Hashable) -> Tensor | None:
@@ -143,18 +144,32 @@ class Reparametrized(Layer):
 
     def remembered(self, key: Hashable, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> Tensor:
         """Return `compute` of the sources, from memory if it has a value of that key for these very sources."""
-        with torch.inference_mode(False), torch.no_grad():
-            memory, settings = self._memory, self._settings()
-            stamp = _stamp_of(sources) if self._frozen else None
-            known = stamp is not None and memory.stamp is not None and stamp.state == memory.stamp.state
-            if settings != memory.settings or not (known or _equal(memory.snapshot, sources)):
-                self.check_finite()
-                memory = _Memory(settings, tuple(source.detach().clone() for source in sources))
+        with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
+            memory = self._recall(sources)
             if (value := memory.find(key)) is None:
                 value = compute(*memory.snapshot)
                 memory = memory.add(key, value)
-            self._memory = memory._replace(stamp=stamp)
+            self._memory = memory
             return value
+
+    def remembered_number(self, key: Hashable, sources: tuple[Tensor, ...], compute: Callable[..., Tensor]) -> float:
+        """`remembered` for a tensor of one number, which takes no room from the operators."""
+        with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
+            memory = self._recall(sources)
+            if key not in memory.numbers:
+                memory = memory._replace(numbers={**memory.numbers, key: compute(*memory.snapshot).item()})
+            self._memory = memory
+            return memory.numbers[key]
+
+    def _recall(self, sources: tuple[Tensor, ...]) -> _Memory:
+        """Return the memory, or an empty one if settings or sources are not those that it was computed from."""
+        memory, settings = self._memory, self._settings()
+        stamp = _stamp_of(sources) if self._frozen else None
+        known = stamp is not None and memory.stamp is not None and stamp.state == memory.stamp.state
+        if settings != memory.settings or not (known or _equal(memory.snapshot, sources)):
+            self.check_finite()
+            memory = _Memory(settings, tuple(source.detach().clone() for source in sources))
+        return memory._replace(stamp=stamp)
 
     def _settings(self) -> dict[str, Any]:
         """Plain attributes, some of which enter the operator, and the class, which may be replaced."""

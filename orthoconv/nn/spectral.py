@@ -75,8 +75,8 @@ class UnscaledConv2d(BaseConv2d):
             return self.orthogonalize(kernel.flatten(2).sum(2).view(1, self.groups, -1, kernel.shape[1]))
         return self.transform(kernel, size)
 
-    def way(self, size: Pair, *, adjoint: bool = False, eager: bool = True) -> Way:
-        """Choose how to convolve images of that inner size. Tests choose by `forced`.
+    def way(self, size: Pair, *, adjoint: bool = False, eager: bool = True, images: int = 1) -> Way:
+        """Choose how to convolve so many images of that inner size. Tests choose by `forced`.
 
         "constant": one real matrix for every pixel. "matrices": one matrix for each frequency, formed, and remembered
         in eval mode. "fused" and "lifted" of `CayleyConv2d` go from kernel to output without forming them, and "tiled"
@@ -84,10 +84,10 @@ class UnscaledConv2d(BaseConv2d):
         """
         if self.geometry.is_constant(size):
             return "constant"
-        ways: list[Way] = self.possible_ways(size, adjoint=adjoint) if eager else ["matrices"]
+        ways: list[Way] = self.possible_ways(size, adjoint=adjoint, images=images) if eager else ["matrices"]
         return self._forced if self._forced is not None and self._forced in ways else ways[0]
 
-    def possible_ways(self, size: Pair, *, adjoint: bool) -> list[Way]:
+    def possible_ways(self, size: Pair, *, adjoint: bool, images: int) -> list[Way]:
         """List the ways that are possible in eager mode, the best one first."""
         return ["matrices"]
 
@@ -103,7 +103,8 @@ class UnscaledConv2d(BaseConv2d):
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         size, tensors = self.geometry.size_of(x.shape), (x, *self.sources(), *(() if bias is None else (bias,)))
-        way = "constant" if len(x) == 0 else self.way(size, adjoint=adjoint, eager=is_eager(*tensors))
+        eager = is_eager(*tensors)
+        way = "constant" if len(x) == 0 else self.way(size, adjoint=adjoint, eager=eager, images=len(x))
         return self.convolve_by(way, x, bias, adjoint=adjoint)
 
     def convolve_by(self, way: Way, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:

@@ -125,8 +125,8 @@ class VolumeConv3d(UnscaledConv2d):
     replaces = nn.Conv3d
     geometry_type: ClassVar[type[Geometry]] = VolumeGeometry
 
-    def possible_ways(self, size: Any, *, adjoint: bool) -> list[Way]:
-        return [way for way in super().possible_ways(size, adjoint=adjoint) if way != "lifted"]
+    def possible_ways(self, size: Any, *, adjoint: bool, images: int) -> list[Way]:
+        return [way for way in super().possible_ways(size, adjoint=adjoint, images=images) if way != "lifted"]
 
     def convolve_by_spectrum(self, x: Tensor, D: Tensor) -> Tensor:
         if not D.is_complex() or len(x) == 0:

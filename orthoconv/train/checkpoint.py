@@ -2,6 +2,7 @@
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,19 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     write(path, tensors, {"state": state, "groups": groups})
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    check: Callable[[dict[str, Any]], object] | None = None,
+) -> dict[str, Any]:
     """Restore the model, the optimizer and the random state, and return `state`.
 
     Arguments:
         path: File of the checkpoint.
         model: Model in training.
         optimizer: Its optimizer.
+        check: Called with `state` before anything is changed; it may raise an error.
 
     >>> import tempfile
     >>> model = nn.Linear(2, 3)
@@ -55,6 +62,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     {'done': 7}
     """
     tensors, header = read(path)
+    if check is not None:
+        check(header["state"])
     load_into(path, model, tensors)
     try:
         _restore(optimizer, tensors, header)

@@ -5,6 +5,7 @@ __all__ = ["Recipe", "TrainingError", "fit"]
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,12 @@ def _resume(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe
 ) -> tuple[int, list[float], dict[str, Any] | None]:
     """Read a checkpoint; return the steps done, the sums of the epoch, and the figures of an epoch that it ends."""
-    state = load_checkpoint(path, model, optimizer)
+    state = load_checkpoint(path, model, optimizer, partial(_check_resumed, path, recipe))
+    return state["done"], state["sums"], state["last"]
+
+
+def _check_resumed(path: Path, recipe: Recipe, state: dict[str, Any]) -> None:
+    """Raise an error if a checkpoint does not say how far its run had come, or is of a run with another recipe."""
     done, sums, theirs, last = (state.get(key) for key in ("done", "sums", "recipe", "last"))
     if not (type(done) is int and done >= 0 and _are_numbers(sums, 3) and isinstance(theirs, dict)):
         raise CheckpointError(f"{path} does not say how far its run had come: done={done!r}, sums={sums!r}")
@@ -212,7 +218,6 @@ def _resume(
             f"{path} is of a run with {changed[0]}={theirs.get(changed[0])!r}, "
             f"not {ours[changed[0]]!r}; a run is resumed with the recipe it began with"
         )
-    return done, sums, last  # type: ignore[return-value]
 
 
 def _are_numbers(values: Any, n: int) -> bool:

@@ -2,7 +2,7 @@
 
 __all__ = ["Muon", "polar_direction"]
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,17 +12,19 @@ from torch import Tensor, nn
 # 0.008 and 1 to one between 0.8 and 1.2.
 _STEPS = (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)
 _SIZE = 0.2  # root mean square of the entries of a direction, about that of a step of Adam
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # of Adam
 
 
-class Muon(torch.optim.Adam):
-    """Adam, but weights of two and more axes move along the polar factor of their momentum (Jordan et al., 2024).
+class Muon(torch.optim.Optimizer):
+    """Adam, but weights of linear layers and convolutions move along the polar factor of their momentum.
 
-    Every direction of a weight then moves equally far, also those whose gradients are small. The entries of a step
-    have a root mean square of 0.2 lr, about that of Adam, so that one learning rate suits both. Biases, factors and the
-    last weight of the model, its head, are left to Adam.
+    All directions of such a weight then move about equally far, also those whose gradients are small (Jordan et al.,
+    2024). The entries of a step have a root mean square of about 0.2 lr, as in Adam, so that one learning rate suits
+    both. Adam moves everything else: biases, factors, weights of other layouts such as those of BCOP, and the last of
+    the weights, the head.
 
     Arguments:
-        model: Model whose parameters are trained.
+        model: Model whose parameters are trained. Train the members of an `Ensemble` by themselves.
         lr: Learning rate.
         momentum: Share of the old momentum in the new one.
 
@@ -33,39 +35,61 @@ class Muon(torch.optim.Adam):
     """
 
     def __init__(self, model: nn.Module, lr: float, momentum: float = 0.95) -> None:
-        weights = [p for name, p in model.named_parameters() if p.ndim > 1 and "bias" not in name]
-        matrices = {id(p): p for p in weights[:-1]}
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
+        matrices = {id(w): w for w in [m.weight for m in model.modules() if _has_matrix(m)][:-1]}
         others = [p for p in model.parameters() if id(p) not in matrices]
         groups: list[dict[str, Any]] = [{"params": others}, {"params": list(matrices.values()), "momentum": momentum}]
-        super().__init__([group for group in groups if group["params"]], lr=lr)
+        super().__init__([group for group in groups if group["params"]], {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; `closure` is that of torch.optim.Adam."""
-        groups = self.param_groups
-        self.param_groups = [group for group in groups if "momentum" not in group]
-        loss = super().step(closure)
-        self.param_groups = groups
-        for group in groups:
-            if "momentum" in group:
-                self._move(group["params"], group["lr"], group["momentum"])
+        """Take one step.
+
+        Arguments:
+            closure: Function that computes the loss and its gradients again, if any; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for w in (p for p in group["params"] if p.grad is not None):
+                if "momentum" in group:
+                    _muon_step(w, self.state[w], group["lr"], group["momentum"])
+                else:
+                    _adam_step(w, self.state[w], group["lr"])
         return loss
 
-    def _move(self, weights: Iterable[Tensor], lr: float, momentum: float) -> None:
-        for w in weights:
-            if w.grad is None:
-                continue
-            state = self.state[w]
-            if not state:  # named as in Adam, which looks for the number of steps when a checkpoint is read
-                state["step"], state["exp_avg"] = torch.tensor(0.0), torch.zeros_like(w)
-            state["step"] += 1
-            mean = state["exp_avg"].lerp_(w.grad, 1 - momentum)
-            ahead = torch.lerp(w.grad, mean, momentum).flatten(1)
-            w.sub_(polar_direction(ahead).view_as(w), alpha=lr * _SIZE * max(ahead.shape) ** 0.5)
+
+def _has_matrix(module: nn.Module) -> bool:
+    """Whether a module has a weight (o, i), or a kernel (o, i, ...) with an axis for each of its `kernel_size`."""
+    weight, size = module._parameters.get("weight"), getattr(module, "kernel_size", ())
+    return weight is not None and weight.ndim == 2 + (len(size) if isinstance(size, tuple) else 0) and weight.ndim > 1
+
+
+def _muon_step(w: Tensor, state: dict[str, Tensor], lr: float, momentum: float) -> None:
+    if not state:
+        state["exp_avg"] = torch.zeros_like(w)
+    mean = state["exp_avg"].lerp_(w.grad, 1 - momentum)  # type: ignore[arg-type]
+    ahead = torch.lerp(w.grad, mean, momentum).flatten(1)  # type: ignore[arg-type]
+    w.sub_(polar_direction(ahead).view_as(w), alpha=lr * _SIZE * max(ahead.shape) ** 0.5)
+
+
+def _adam_step(w: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    if not state:
+        state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
+    state["step"] += 1
+    mean = state["exp_avg"].lerp_(w.grad, 1 - _BETAS[0])  # type: ignore[arg-type]
+    square = state["exp_avg_sq"].lerp_(w.grad.square(), 1 - _BETAS[1])  # type: ignore[union-attr]
+    first, second = (1 - beta ** state["step"].item() for beta in _BETAS)
+    w.addcdiv_(mean, (square / second).sqrt_().add_(_EPS), value=-lr / first)
 
 
 def polar_direction(M: Tensor) -> Tensor:
     """A matrix with the singular vectors of M (m, n), whose singular values are about 1.
+
+    Those of M below about 1/125 of the largest become less than 1: they grow 120 times.
 
     Arguments:
         M: Real matrix, of any scale.
