@@ -81,8 +81,9 @@ class _WithGradient(torch.autograd.Function):
 
 def _saves_as_usual() -> bool:
     """Whether torch keeps what is saved, and no checkpoint or the like decides; False if torch does not say."""
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return hooks is not None and hooks(True) is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
+    names = "_top_saved_tensors_default_hooks", "_saved_tensors_hooks_is_enabled"
+    hooks, enabled = (getattr(torch._C._autograd, name, None) for name in names)
+    return hooks is not None and hooks(True) is None and enabled is not None and enabled()
 
 
 def _without_first(inputs: Tensors, restore: Callable[[Sequence[Tensor]], Tensor]) -> saved_tensors_hooks:
