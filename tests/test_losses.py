@@ -25,6 +25,7 @@ from orthoconv.train import (
     kr_loss,
     logit_annealing,
     offset_cross_entropy,
+    radius_cross_entropy,
     regularized_cross_entropy,
     soft_hkr_loss,
     tau_cross_entropy,
@@ -48,6 +49,7 @@ LOSSES = {
     "annealing": lambda y, t, c: logit_annealing(y, t, 0.5, 0.4, 2.5),
     "gloro": lambda y, t, c: gloro_loss(y, t, EPS, c),
     "vra": lambda y, t, c: vra_loss(y, t, EPS, 0.4, c),
+    "radius": lambda y, t, c: radius_cross_entropy(y, t, EPS, 0.2, c),
     "certificate": lambda y, t, c: regularized_cross_entropy(y, t, 0.5, c),
     "kr": lambda y, t, c: kr_loss(y, t),
     "hkr": lambda y, t, c: hkr_loss(y, t, 0.7, 0.5),
@@ -100,7 +102,7 @@ def test_emma_between_cross_entropy_and_the_full_shift(case) -> None:
     assert equal.item() == pytest.approx(math.log(5), rel=1e-12), "rivals within reach draw level"
 
 
-@pytest.mark.parametrize("loss", [emma_loss, gloro_loss, vra_loss])
+@pytest.mark.parametrize("loss", [emma_loss, gloro_loss, radius_cross_entropy, vra_loss])
 def test_without_constants_the_bound_of_all_logits_counts(case, loss) -> None:
     logits, labels, _ = case
     every = torch.full((5, 5), math.sqrt(2) * 0.7, dtype=torch.float64)
@@ -124,7 +126,7 @@ def test_equal_rows_spoil_nothing(case) -> None:
     zero = constants.detach().clone()
     zero[0, 1] = zero[1, 0] = 0
     zero.requires_grad_()
-    for loss in (emma_loss, gloro_loss, vra_loss):
+    for loss in (emma_loss, gloro_loss, radius_cross_entropy, vra_loss):
         value = loss(logits, labels, EPS, constants=zero)
         assert value.isfinite()
         assert all(g.isfinite().all() for g in torch.autograd.grad(value, (logits, zero)))
@@ -139,6 +141,30 @@ def test_vra_by_its_definition(case) -> None:
         soft = sum(v * math.exp(v) / total for v in s)
         terms.append(0.4 * soft - 0.6 * y[t] / math.hypot(*y))
     assert vra_loss(logits, labels, EPS, 0.4, constants).item() == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+
+
+def test_radius_cross_entropy_by_its_definition(case) -> None:
+    logits, labels, constants = case
+    terms = []
+    for y, t, c in by_hand(logits, labels, constants):
+        radii = [(y[t] - y[j]) / c[j] for j in c]
+        terms.append(0.2 * math.log(1 + sum(math.exp((EPS - r) / 0.2) for r in radii)))
+    loss = radius_cross_entropy(logits, labels, EPS, 0.2, constants)
+    assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+
+
+def test_radius_cross_entropy_is_offset_cross_entropy_for_equal_constants(case) -> None:
+    logits, labels, _ = case
+    every = torch.full((5, 5), 1.5, dtype=torch.float64)
+    expected = offset_cross_entropy(logits, labels, 1.5 * EPS, 1.5 * 0.2) / 1.5
+    torch.testing.assert_close(radius_cross_entropy(logits, labels, EPS, 0.2, every), expected)
+
+
+def test_radius_cross_entropy_does_not_depend_on_the_scale_of_a_head(case) -> None:
+    """Logits and constants grow together, and radii stay what they are."""
+    logits, labels, constants = case
+    loss = radius_cross_entropy(logits, labels, EPS, 0.2, constants)
+    torch.testing.assert_close(radius_cross_entropy(3 * logits, labels, EPS, 0.2, 3 * constants), loss)
 
 
 def test_gloro_puts_the_extra_class_first_just_where_there_is_no_certificate(case) -> None:
@@ -218,6 +244,8 @@ def test_the_sharpness_of_soft_hkr_is_a_constant_for_the_gradient(case) -> None:
         (lambda y, t: emma_loss(y, t, 0.1, torch.ones(4, 5)), r"constants must have the shape \(5, 5\), got \(4, 5\)"),
         (lambda y, t: gloro_loss(y, t, 0.1, lipschitz=-1), "lipschitz must be positive and finite, got -1"),
         (lambda y, t: emma_loss(y, t[:3], 0.1), r"logits \(b, classes\) and labels \(b,\)"),
+        (lambda y, t: radius_cross_entropy(y, t, -1), "eps must be positive and finite, got -1"),
+        (lambda y, t: radius_cross_entropy(y, t, temperature=0), "temperature must be positive and finite, got 0"),
         (lambda y, t: vra_loss(y, t, gamma=2), "gamma must be from 0 to 1, got 2"),
         (lambda y, t: regularized_cross_entropy(y, t, -1), "gamma must be at least 0 and finite, got -1"),
         (lambda y, t: hkr_loss(y, t, 1.5), r"alpha must be from 0 to 1, got 1\.5"),
@@ -365,6 +393,7 @@ def test_a_loss_uses_the_constants_of_the_recipe(case) -> None:
         "emma": emma_loss(logits, labels, EPS, constants),
         "gloro": gloro_loss(logits, labels, EPS, constants),
         "vra": vra_loss(logits, labels, EPS, 0.3, constants),
+        "radius_cross_entropy": radius_cross_entropy(logits, labels, EPS, 0.5, constants),
         "certificate": regularized_cross_entropy(logits, labels, 0.3, constants),
         "hkr": hkr_loss(logits, labels, 0.6, margin),
         "soft_hkr": soft_hkr_loss(logits, labels, 0.6, margin),

@@ -11,6 +11,7 @@ from orthoconv.train.losses import (
     kr_loss,
     logit_annealing,
     offset_cross_entropy,
+    radius_cross_entropy,
     regularized_cross_entropy,
     soft_hkr_loss,
     tau_cross_entropy,
@@ -34,4 +35,5 @@ __all__ += [
 ]
 __all__ += ["Muon", "wasserstein_distance"]
 __all__ += ["OBJECTIVES", "certificate_regularizer", "emma_loss", "gloro_loss", "hkr_loss", "kr_loss"]
-__all__ += ["logit_annealing", "regularized_cross_entropy", "soft_hkr_loss", "tau_cross_entropy", "vra_loss"]
+__all__ += ["logit_annealing", "radius_cross_entropy", "regularized_cross_entropy", "soft_hkr_loss"]
+__all__ += ["tau_cross_entropy", "vra_loss"]

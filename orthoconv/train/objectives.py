@@ -12,7 +12,7 @@ from orthoconv.train import losses
 
 LossName = Literal[
     "hinge", "cross_entropy", "offset_cross_entropy", "tau_cross_entropy", "logit_annealing", "emma", "gloro", "vra",
-    "certificate", "hkr", "soft_hkr",
+    "radius_cross_entropy", "certificate", "hkr", "soft_hkr",
 ]  # fmt: skip
 
 
@@ -60,6 +60,11 @@ OBJECTIVES: dict[str, Objective] = {
     "gloro": Objective(lambda y, t, c, p: losses.gloro_loss(y, t, c.eps, p, c.lipschitz), pairwise=True),
     "vra": Objective(
         lambda y, t, c, p: losses.vra_loss(y, t, c.eps, c.gamma, p, c.lipschitz), ("gamma",), pairwise=True
+    ),
+    "radius_cross_entropy": Objective(
+        lambda y, t, c, p: losses.radius_cross_entropy(y, t, c.eps, c.temperature, p, c.lipschitz),
+        ("temperature",),
+        pairwise=True,
     ),
     "certificate": Objective(
         lambda y, t, c, p: losses.regularized_cross_entropy(y, t, c.gamma, p, c.lipschitz), ("gamma",), pairwise=True

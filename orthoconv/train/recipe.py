@@ -28,7 +28,7 @@ class Recipe:
         batch_size: Images in a step, over all processes.
         lr: Highest learning rate.
         loss: One of `orthoconv.train.OBJECTIVES`. "hinge", "hkr" and "soft_hkr" ask for the margin below; "emma",
-            "gloro" and "vra" for the radius eps0; "certificate" for the largest radius.
+            "gloro", "vra" and "radius_cross_entropy" for the radius eps0; "certificate" for the largest radius.
         eps0: Radius for which the loss asks for a certificate.
         margin_factor: Factor of the margin, margin_factor * lipschitz * eps0: 1 in the released code, sqrt(2) in the
             paper.
@@ -39,7 +39,8 @@ class Recipe:
         checkpoint_every: Steps between checkpoints; 0 for one after each epoch, and after three minutes without one.
         seed: Seed of the weights, the order of the images and the augmentation.
         offset: Lead that the losses "offset_cross_entropy" and "logit_annealing" ask of the true class.
-        temperature: Number that these losses and "tau_cross_entropy" divide logits by.
+        temperature: Number that these losses and "tau_cross_entropy" divide logits by; radii in
+            "radius_cross_entropy".
         alpha: Weight of the hinge in the losses "hkr" and "soft_hkr", from 0 to 1.
         beta: Exponent of the loss "logit_annealing".
         gamma: Weight of the radius in the losses "certificate" and "vra".

@@ -5,11 +5,12 @@ from orthoconv.train.losses.pairwise import (
     certificate_regularizer,
     emma_loss,
     gloro_loss,
+    radius_cross_entropy,
     regularized_cross_entropy,
     vra_loss,
 )
 from orthoconv.train.losses.transport import hkr_loss, kr_loss, soft_hkr_loss
 
 __all__ = ["certificate_regularizer", "emma_loss", "gloro_loss", "hinge_loss", "hkr_loss", "kr_loss"]
-__all__ += ["logit_annealing", "offset_cross_entropy", "regularized_cross_entropy", "soft_hkr_loss"]
-__all__ += ["tau_cross_entropy", "vra_loss"]
+__all__ += ["logit_annealing", "offset_cross_entropy", "radius_cross_entropy", "regularized_cross_entropy"]
+__all__ += ["soft_hkr_loss", "tau_cross_entropy", "vra_loss"]

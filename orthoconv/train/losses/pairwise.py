@@ -5,7 +5,8 @@ model that ends in a linear layer with the rows w_i, it is L |w_i - w_j|, where 
 (`orthoconv.certificates.pairwise_constants`). Without such a tensor it is sqrt(2) L for every pair.
 """
 
-__all__ = ["certificate_regularizer", "emma_loss", "gloro_loss", "regularized_cross_entropy", "vra_loss"]
+__all__ = ["certificate_regularizer", "emma_loss", "gloro_loss", "radius_cross_entropy", "regularized_cross_entropy",
+           "vra_loss"]  # fmt: skip
 
 import math
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from orthoconv.margins import check_logits
 from orthoconv.train.losses.arguments import at_least_zero, positive, share
 
+_NEAREST = 1e-3  # of the largest constant: smaller ones count as so much, so that a radius stays finite
 _LEAST = 0.01  # share of eps that EMMA adds where the true class does not lead
 
 
@@ -85,6 +87,41 @@ def regularized_cross_entropy(
     """
     at_least_zero("gamma", gamma)
     return F.cross_entropy(logits, labels) - gamma * certificate_regularizer(logits, labels, constants, lipschitz)
+
+
+def radius_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    eps: float = 2 * 36 / 255,
+    temperature: float = 0.18,
+    constants: Tensor | None = None,
+    lipschitz: float = 1.0,
+) -> Tensor:
+    r"""Return the cross-entropy of the certified radii, batch mean.
+
+    .. math:: T \log\Big(1 + \sum_{j \ne t} e^{(\epsilon - r_j) / T}\Big), \quad r_j = (y_t - y_j) / c_{tj}
+
+    It asks each radius for eps, where `offset_cross_entropy` asks each lead for an offset. Rows of a head that are near
+    each other make leads small and radii large, and only radii are certified. The two losses agree if all constants
+    are equal.
+
+    Arguments:
+        logits: Shape (b, classes).
+        labels: True classes, (b,).
+        eps: Positive radius.
+        temperature: Positive number T that radii are divided by, and the loss multiplied by.
+        constants: Lipschitz constants c of the differences of logits, (classes, classes), or None.
+        lipschitz: Lipschitz constant L of the logits, if `constants` is None.
+
+    >>> radius_cross_entropy(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), eps=2**0.5, temperature=1.0)
+    tensor(0.6931)
+    """
+    positive("eps", eps), positive("temperature", temperature)
+    c = _rates(logits, labels, constants, lipschitz)
+    c = _nonzero(torch.maximum(c, _NEAREST * c.detach().amax()))
+    radii = (logits.gather(1, labels[:, None]) - logits) / c
+    lacking = ((eps - radii) / temperature).scatter(1, labels[:, None], 0.0)
+    return temperature * torch.logsumexp(lacking, 1).mean()
 
 
 def vra_loss(
