@@ -127,10 +127,15 @@ def _no_view(value: Tensor, others: Tensors) -> Tensor:
 
 
 def gradients_of(f: Callable[..., Tensor], grad: Tensor, needed: Sequence[bool], inputs: Tensors) -> Tensors:
-    """Differentiate f(*inputs) by torch; return the gradients that are needed, None for the others."""
+    """Differentiate f(*inputs) by torch; return the gradients that are needed, None for the others.
+
+    Each input counts as independent of the others, also where one was computed from another: that path belongs to the
+    graph outside.
+    """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        value = f(*inputs)
-    wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
+        apart = [t if t is None else t.view_as(t) for t in inputs]  # none of them is an ancestor of another
+        value = f(*apart)
+    wanted = [t for t, need in zip(apart, needed, strict=True) if need and t is not None]
     gradients = iter(torch.autograd.grad(value, wanted, grad, create_graph=create_graph))
     return tuple(next(gradients) if need else None for need in needed)
