@@ -252,3 +252,26 @@ def test_nothing_is_broken_on_digits(tmp_path) -> None:
     assert found.radius.mean() > 1.1 * old.mean(), "the head is not orthogonal, and pairwise radii are larger"
     assert not cross_examine(model, x, labels, found.radius, iterations=15, restarts=1).any()
     assert cross_examine(model, x, labels, 3 * found.radius, iterations=15, restarts=1).float().mean() > 0.5
+
+
+@pytest.mark.parametrize(("a", "b"), [(1e-162, 1e-162), (1e-162, 7e-162), (-1e-200, 1e-200)])
+def test_factors_whose_product_underflows_certify_too_little_not_too_much(a: float, b: float) -> None:
+    """Two large layers make up for two small factors. The other class wins at the distance 0.25 sqrt(2)."""
+
+    def times(s: float) -> nn.Linear:
+        layer = nn.Linear(2, 2, bias=False, dtype=torch.float64)
+        layer.weight.data = s * torch.eye(2, dtype=torch.float64)
+        return layer
+
+    model = nn.Sequential(times(1e70), times(1e70), times(1.0), Scale(a), Scale(b))
+    x = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    label = torch.tensor([0 if a > 0 else 1])
+    assert certify(model, [(x, label)]).radius.item() <= 0.25 * 2**0.5
+
+
+def test_a_finite_radius_stays_finite_in_half_precision() -> None:
+    plane = nn.Linear(2, 2, bias=False).half()
+    plane.weight.data = torch.eye(2, dtype=torch.float16)
+    x = torch.tensor([[6e4, -6e4]], dtype=torch.float16)
+    found = certify(nn.Sequential(plane, Scale(1e-4)), [(x, torch.tensor([0]))])
+    assert found.radius.item() <= 6e4 * 2**0.5

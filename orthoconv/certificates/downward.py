@@ -13,7 +13,8 @@ def rounded_down(radius: Tensor, dtype: torch.dtype) -> Tensor:
     tensor([True])
     """
     info = torch.finfo(dtype)
-    return (radius * (1 - 2 * info.eps) - info.tiny).clamp_min(0).to(dtype)
+    low = (radius * (1 - 2 * info.eps) - info.tiny).clamp_min(0)
+    return torch.where(low.isinf(), low, low.clamp_max(info.max)).to(dtype)  # a finite radius stays finite
 
 
 def certain(radius: Tensor, logits: Tensor) -> Tensor:

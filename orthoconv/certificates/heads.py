@@ -23,6 +23,7 @@ from orthoconv.nn.normalize import Scale
 
 _EPS = torch.finfo(torch.float64).eps
 _TINY = 1e-100  # the squares of smaller differences may vanish in float64
+_SMALLEST = sys.float_info.min  # a bound below it has lost digits
 
 
 class Head(NamedTuple):
@@ -44,7 +45,8 @@ class Head(NamedTuple):
         n = W.shape[1]
         largest, norm = (torch.cdist(W, W, p, "donot_use_mm_for_euclid_dist") for p in (math.inf, 2.0))
         norm = torch.where(largest < _TINY, math.sqrt(n) * largest, norm)
-        return abs(self.factor) * norm * (1 + 10 * (n + 1) * _EPS)
+        scaled = abs(self.factor) * norm * (1 + 10 * (n + 1) * _EPS)
+        return torch.where((norm > 0) & (self.factor != 0), scaled.clamp_min(_SMALLEST), scaled)
 
 
 def split_head(model: nn.Module) -> Head | None:
@@ -64,12 +66,14 @@ def split_head(model: nn.Module) -> Head | None:
     while layers:
         last = layers.pop()
         if isinstance(last, Scale) and is_plain(last, Scale):
-            factor *= last.factor
+            factor = _product(factor, last.factor)
         elif isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
             inner = split_head(last.f)  # the mean of W f is W times the mean of f
             if inner is None:
                 return None
-            return Head(nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, factor * inner.factor)
+            return Head(
+                nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, _product(factor, inner.factor)
+            )
         elif isinstance(last, nn.Linear) and is_plain(last, nn.Linear):
             return Head(nn.Sequential(*layers), last.weight, factor)
         elif isinstance(last, BaseLinear) and is_plain(last, BaseLinear):
@@ -130,6 +134,12 @@ def _members(model: nn.Module) -> list[nn.Module] | None:
             return None
         after.insert(0, last)
     return None
+
+
+def _product(a: float, b: float) -> float:
+    """Product of two factors, whose magnitude does not underflow."""
+    c = a * b
+    return math.copysign(max(abs(c), _SMALLEST), c) if a and b else c
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
