@@ -167,6 +167,14 @@ def test_radius_cross_entropy_does_not_depend_on_the_scale_of_a_head(case) -> No
     torch.testing.assert_close(radius_cross_entropy(3 * logits, labels, EPS, 0.2, 3 * constants), loss)
 
 
+def test_radius_cross_entropy_of_an_image_does_not_depend_on_the_others(case) -> None:
+    logits, labels, constants = case
+    near = constants.detach().clone()
+    near[0, 1] = near[1, 0] = 1e-9
+    each = [radius_cross_entropy(logits[k : k + 1], labels[k : k + 1], EPS, 0.2, near) for k in range(len(labels))]
+    torch.testing.assert_close(radius_cross_entropy(logits, labels, EPS, 0.2, near), torch.stack(each).mean())
+
+
 def test_gloro_puts_the_extra_class_first_just_where_there_is_no_certificate(case) -> None:
     logits, _, constants = case
     top = logits.argmax(1)

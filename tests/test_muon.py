@@ -166,3 +166,14 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         assert torch.equal(model[0].weight, before)
     with pytest.raises(ValueError, match="optimizer must be one of 'adam', 'muon', got 'sgd'"):
         Recipe(optimizer="sgd")  # type: ignore[arg-type]
+
+
+def test_only_layers_move_along_their_polar_factor() -> None:
+    """Not the matrix of a norm or an embedding, and not a head that has the weight of another layer."""
+    first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm((3, 4)), first, nn.Conv2d(3, 3, 1), nn.Flatten(), last)
+    moved = {id(p) for group in Muon(model, 0.1).param_groups if "momentum" in group for p in group["params"]}
+    assert moved == {id(first.weight), id(model[3].weight)}
+    last.weight = first.weight
+    moved = {id(p) for group in Muon(model, 0.1).param_groups if "momentum" in group for p in group["params"]}
+    assert moved == {id(model[3].weight)}

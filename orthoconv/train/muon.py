@@ -37,7 +37,8 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, model: nn.Module, lr: float, momentum: float = 0.95) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
-        matrices = {id(w): w for w in [m.weight for m in model.modules() if _has_matrix(m)][:-1]}
+        weights = [m.weight for m in model.modules() if _has_matrix(m)]
+        matrices = {id(w): w for w in weights if w is not weights[-1]}
         others = [p for p in model.parameters() if id(p) not in matrices]
         groups: list[dict[str, Any]] = [{"params": others}, {"params": list(matrices.values()), "momentum": momentum}]
         super().__init__([group for group in groups if group["params"]], {"lr": lr})
@@ -63,7 +64,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    """Whether a module has a weight (o, i), or a kernel (o, i, ...) with an axis for each of its `kernel_size`."""
+    """Whether a layer has a weight (o, i), or a kernel (o, i, ...) with an axis for each of its `kernel_size`."""
+    if not (hasattr(module, "out_features") or hasattr(module, "out_channels")):  # a norm, or an embedding
+        return False
     weight, size = module._parameters.get("weight"), getattr(module, "kernel_size", ())
     return weight is not None and weight.ndim == 2 + (len(size) if isinstance(size, tuple) else 0) and weight.ndim > 1
 

@@ -118,8 +118,8 @@ def radius_cross_entropy(
     """
     positive("eps", eps), positive("temperature", temperature)
     c = _rates(logits, labels, constants, lipschitz)
-    c = _nonzero(torch.maximum(c, _NEAREST * c.detach().amax()))
-    radii = (logits.gather(1, labels[:, None]) - logits) / c
+    c = c if constants is None else torch.maximum(c, _NEAREST * constants.detach().amax().to(c))
+    radii = (logits.gather(1, labels[:, None]) - logits) / _nonzero(c)
     lacking = ((eps - radii) / temperature).scatter(1, labels[:, None], 0.0)
     return temperature * torch.logsumexp(lacking, 1).mean()
 
