@@ -3,8 +3,6 @@
 __all__ = ["main"]
 
 import sys
-from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from jsonargparse import auto_cli
@@ -28,7 +26,7 @@ from orthoconv.lab.commands.serve import serve
 from orthoconv.lab.commands.train import train
 from orthoconv.lab.commands.verify import VerificationError, verify
 from orthoconv.lab.commands.wasserstein import wasserstein
-from orthoconv.lab.configs import list_methods_in_help
+from orthoconv.lab.configs import list_methods_in_help, load_methods
 from orthoconv.lab.evaluation import BrokenCertificateError
 from orthoconv.lab.file_arguments import gather_files
 from orthoconv.lab.parsing import CommandParser, flags_of, read_arguments, restrict_parsing
@@ -115,13 +113,3 @@ def _flags(args: list[str]) -> set[str]:
     for name in args[:2]:
         command = command.get(name) if isinstance(command, dict) else command
     return flags_of(command) if callable(command) else set()
-
-
-@cache
-def load_methods() -> None:
-    """Import what other packages name in the entry point group orthoconv.methods, so that it registers its methods."""
-    for entry in entry_points(group="orthoconv.methods"):
-        try:
-            entry.load()
-        except Exception as error:  # whatever a module of strangers raises
-            raise ImportError(f"the method {entry.name} ({entry.value}) cannot be loaded: {error!r}") from error

@@ -1,11 +1,12 @@
 """What a run is trained from, and the digest that identifies it."""
 
-__all__ = ["ModelSpec", "Training", "digest", "list_methods_in_help"]
+__all__ = ["ModelSpec", "Training", "digest", "list_methods_in_help", "load_methods"]
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
+from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from orthoconv.data.resizing import Size, size_of
@@ -76,6 +77,16 @@ def list_methods_in_help() -> None:
     """Name the methods that are registered now in the help text of --model.conv."""
     lists = {"NETWORKS": NETWORKS, "CONVS": conv_methods(), "LINEARS": linear_methods()}
     ModelSpec.__doc__ = reduce(lambda text, key: text.replace(key, ", ".join(lists[key])), lists, _HELP)
+
+
+@cache
+def load_methods() -> None:
+    """Import what other packages name in the entry point group orthoconv.methods, so that it registers its methods."""
+    for entry in entry_points(group="orthoconv.methods"):
+        try:
+            entry.load()
+        except Exception as error:  # whatever a module of strangers raises
+            raise ImportError(f"the method {entry.name} ({entry.value}) cannot be loaded: {error!r}") from error
 
 
 @dataclass(frozen=True)

@@ -80,4 +80,6 @@ def train(
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     with locked(out) if first else contextlib.nullcontext():
         loggers = [TensorBoard(out)] if tensorboard and first else []
-        train_run(Run(out), training, data_dir, resume=resume, device=use_device(device), loggers=loggers)
+        train_run(
+            Run(out), training, data_dir, resume=resume, device=use_device(device), loggers=loggers, side_by_side=True
+        )
