@@ -1,7 +1,8 @@
 """The tables of docs/performance.md from the files in results/bench.
 
 `python benchmarks/tables.py` prints them; with --write it puts each one between its two marks in the page.
-`sh benchmarks/record.sh` makes the files again, and then the tables.
+`sh benchmarks/record.sh` makes the files again, and then the tables. A table whose record is older than the code of the
+layers says so by itself.
 """
 
 import json
@@ -16,6 +17,7 @@ from orthoconv.lab.timing import Figures
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
 PAGE = ROOT / "docs" / "performance.md"
+OLD = "*Recorded with older code of the layers than this; `sh benchmarks/record.sh` records it again.*"
 NETWORKS = ["kwlarge", "kwlarge_width_3", "resnet9", "wide_resnet10_10"]
 
 
@@ -101,7 +103,10 @@ def tables() -> dict[str, str]:
     """All of them, by the names of their marks in the page."""
     networks = {name: "\n\n".join(map(network_table, cases(name))) for name in (*NETWORKS, "kwlarge_kept")}
     regimes = {"regimes": regime_table()} if (RESULTS / "regimes.json").exists() else {}
-    return {"summary": summary_table(), **networks, "layers": layer_table(), **regimes}
+    found = {"summary": summary_table(), **networks, "layers": layer_table(), **regimes}
+    old = set(stale())
+    old |= {"summary"} if old & set(NETWORKS) else set()
+    return {name: f"{table}\n\n{OLD}" if name in old else table for name, table in found.items()}
 
 
 def marked(name: str, table: str) -> str:

@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from orthoconv.lab.machine import code_digest
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 _PLACE = re.compile(r"(<!-- headline[^>]*-->\n).*?(\n<!-- end of headline -->)", re.S)
@@ -43,13 +45,15 @@ def _epochs(run: dict[str, Any]) -> str:
 
 def speed(chosen: dict[str, str]) -> str:
     """Time of a training step relative to the plain network."""
-    (case, *_) = json.loads((RESULTS / chosen["bench"]).read_text())["cases"]
+    run = json.loads((RESULTS / chosen["bench"]).read_text())
+    (case, *_) = run["cases"]
     time = {name: statistics.median(figures["train"]) for name, figures in case["figures"].items()}
     paper = case["paper"]["cayley"] / case["paper"]["plain"]
+    old = "" if run.get("code") == code_digest() else "; recorded with older code of the layers"
     return (
         f"| **{time['cayley'] / time['plain']:.2f} of the time** | of a training step with ordinary convolutions: "
         f"{chosen['network']} on CPU; the formula as published takes {time['listing'] / time['plain']:.1f} times as "
-        f"long here, and {paper:.1f} in the paper | [benchmark]({chosen['page']}) |"
+        f"long here, and {paper:.1f} in the paper{old} | [benchmark]({chosen['page']}) |"
     )
 
 

@@ -189,6 +189,18 @@ def test_the_tables_of_the_documentation_are_those_of_the_results(tables: Module
     assert page.read_text() == text
 
 
+def test_a_table_says_that_its_record_is_older_than_the_code(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = {json.loads(path.read_text()).get("code") for path in tables.RESULTS.glob("*.json")}
+    for code in codes - {None}:
+        monkeypatch.setattr(tables, "code_digest", lambda code=code: code)
+        fresh = {name for name, table in tables.tables().items() if not table.endswith(tables.OLD)}
+        assert fresh - {"summary"} == set(tables.tables()) - {"summary"} - set(tables.stale())
+    monkeypatch.setattr(tables, "code_digest", lambda: "that of tomorrow")
+    assert all(table.endswith(tables.OLD) for table in tables.tables().values())
+
+
 def test_the_digest_is_of_statements_and_not_of_words() -> None:
     source = 'def f(x):\n    """Double."""\n    return 2 * x\n'
     same = 'def f(x):\n    """Return twice x.\n\n    More.\n    """\n    # twice\n\n    return 2 * x\n'
