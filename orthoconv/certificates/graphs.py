@@ -13,7 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from orthoconv.certificates.algebra import Growth, identity, leaf
 from orthoconv.certificates.functions import as_module
-from orthoconv.certificates.moves import JOINS, REPEATS, SELECTIONS, are_tensors, is_move, nodes_of, require_rows_apart
+from orthoconv.certificates.moves import (
+    JOINS,
+    REPEATS,
+    SELECTIONS,
+    are_tensors,
+    facts_of,
+    is_move,
+    nodes_of,
+    require_rows_apart,
+)
 from orthoconv.certificates.pieces import pieces_of
 from orthoconv.certificates.trust import require_as_defined
 from orthoconv.linalg import frobenius_norm
@@ -34,7 +43,7 @@ def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
         raise TypeError("a graph is bounded as it runs; call recompile() after changing it")
     follower = _Follower(module, child)
     follower.run(x)
-    require_rows_apart(module, x)
+    require_rows_apart(module, x, follower.facts)
     if follower.result is None:
         raise TypeError("a graph is bounded if it returns one tensor")
     return follower.result
@@ -48,6 +57,7 @@ class _Follower(fx.Interpreter):
         self.extra_traceback = False  # torch would put its own text behind that of an error
         self.child, self.growths = child, dict[fx.Node, Growth]()
         self.parts = dict[fx.Node, Growth]()  # of modules, from their own inputs
+        self.facts = dict[fx.Node, Any]()  # of the values for a batch of 1
         self.result: Growth | None = None
 
     def run_node(self, n: fx.Node) -> Any:
@@ -60,6 +70,7 @@ class _Follower(fx.Interpreter):
         elif isinstance(value, Tensor) or are_tensors(value):
             if n.op != "get_attr":
                 self.growths[n] = self._grow(n, value)
+                self.facts[n] = facts_of(self, n, value)
         elif not self._is_free_of_data(n):
             raise TypeError(f"a graph cannot be bounded where numbers are taken out of a tensor, at {n.name}")
         return value
@@ -98,7 +109,7 @@ class _Follower(fx.Interpreter):
         if n.op == "call_module":
             return self._module(n, inputs)
         if n.target in JOINS and self._moves_entries(n):
-            return self._join(nodes_of(n.args[0]))
+            return None if _may_overlap(n.args[0]) else self._join(nodes_of(n.args[0]))
         if self._moves_entries(n) or self._selects_entries(n):
             return self.growths[inputs[0]]
         for targets, rule in _RULES.items():
@@ -126,7 +137,8 @@ class _Follower(fx.Interpreter):
 
     def _function(self, n: fx.Node, inputs: list[fx.Node]) -> Growth | None:
         """Growth of a function of torch that a module computes, too."""
-        if len(inputs) != 1 or not n.args or n.args[0] is not inputs[0]:
+        given = [a for a in tree_leaves((n.args, n.kwargs)) if a in inputs]
+        if len(given) != 1 or not n.args or n.args[0] is not inputs[0]:  # such as F.linear(x, x)
             return None
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         module = as_module(n.target, args, kwargs)
@@ -245,6 +257,11 @@ _RULES: dict[frozenset[Any], Any] = {
     frozenset(REPEATS): _Follower._repeat,
     frozenset(_NEGATIONS): _Follower._negative,
 }
+
+
+def _may_overlap(pieces: Any) -> bool:
+    """Whether the pieces of a value, joined as one tuple, may share entries: those of other splits never do."""
+    return isinstance(pieces, fx.Node) and pieces.target in (torch.tensor_split, "tensor_split")
 
 
 def _before(node: fx.Node) -> set[fx.Node]:

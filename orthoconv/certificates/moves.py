@@ -1,6 +1,7 @@
 """Nodes of a graph that only move entries of tensors, and whether a graph keeps the examples of a batch apart."""
 
-__all__ = ["JOINS", "REPEATS", "SELECTIONS", "SHAPE_ONLY", "are_tensors", "is_move", "nodes_of", "require_rows_apart"]
+__all__ = ["JOINS", "REPEATS", "SELECTIONS", "SHAPE_ONLY", "are_tensors", "facts_of", "is_move",
+           "nodes_of", "require_rows_apart"]  # fmt: skip
 
 import operator
 from collections.abc import Sequence
@@ -22,10 +23,25 @@ JOINS = {torch.cat, torch.concat, torch.stack}
 REPEATS = {"expand", "expand_as", "repeat"}
 
 
-def require_rows_apart(module: fx.GraphModule, x: Tensor) -> None:
-    """Raise an error if a graph mixes the examples of a batch, for inputs like `x` (1, ...)."""
+def require_rows_apart(module: fx.GraphModule, x: Tensor, alone: dict[fx.Node, Any]) -> None:
+    """Raise an error if a graph mixes the examples of a batch, or does something else for more of them.
+
+    Arguments:
+        module: The graph.
+        x: Input (1, ...) of the shape that it takes.
+        alone: What `facts_of` says of each node for that input.
+    """
     for b in (2, 3):
-        _Rows(module).run(rows((b, *x.shape[1:]), x))
+        _Rows(module, alone).run(rows((b, *x.shape[1:]), x))
+
+
+def facts_of(interpreter: fx.Interpreter, n: fx.Node, value: Any) -> Any:
+    """What must not depend on the size of the batch: the shape of a value without it, and the numbers of a function."""
+    shapes = [v.shape[1:] for v in tree_leaves(value) if isinstance(v, Tensor)]
+    if is_move(n):  # such as view(len(x), -1)
+        return shapes
+    given = tree_leaves(interpreter.fetch_args_kwargs_from_env(n))
+    return shapes, [a for a in given if not isinstance(a, Tensor)]
 
 
 class _Rows(fx.Interpreter):
@@ -34,10 +50,16 @@ class _Rows(fx.Interpreter):
     After each node the entries are such numbers again, so that what follows is looked at by itself.
     """
 
+    def __init__(self, module: fx.GraphModule, alone: dict[fx.Node, Any]) -> None:
+        super().__init__(module)
+        self.alone = alone
+
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op in ("output", "get_attr") or not (isinstance(value, Tensor) or are_tensors(value)):
             return value
+        if n in self.alone and facts_of(self, n, value) != self.alone[n]:
+            raise TypeError(f"a graph is bounded if it does the same for batches of any size, unlike {n.name}")
         nodes = [a for a in n.all_input_nodes if a.op != "get_attr"]
         lengths = {len(y) for a in nodes for y in tree_leaves(self.env[a]) if isinstance(y, Tensor)}
         if isinstance(value, Tensor):

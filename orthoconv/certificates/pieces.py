@@ -41,7 +41,7 @@ def _parent(node: fx.Node) -> fx.Node | None:
     if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
         return None
     source: Any = node.args[0]
-    parent: fx.Node = source.args[0] if source.target in _TUPLES else source
+    parent: fx.Node = source.args[0] if source.op != "call_module" and source.target in _TUPLES else source
     return parent
 
 

@@ -27,6 +27,11 @@ class Value(Proxy):
     def __class__(self, value: type) -> None:
         raise TypeError("a traced tensor keeps its class")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("node", "tracer", "values", "spoiled", "__class__"):
+            raise TraceError(f"an assignment to the attribute {name!r} of a tensor has no rule")
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         if name == "shape":
             return self.size()

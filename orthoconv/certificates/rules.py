@@ -111,7 +111,7 @@ def _linear_units(module: nn.Linear, shape: Shape) -> float:
 
 def _conv_norm(module: nn.Conv2d, shape: Shape) -> float:
     """A convolution padded by zeros is a part of the circular one on a torus with room for the kernel."""
-    spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    spans = [d * (k - 1) for d, k in zip(module.dilation, module.weight.shape[2:], strict=True)]
     h, w = shape[-2:]
     if module.padding_mode == "circular":
         paddings = module._reversed_padding_repeated_twice[::-1]
@@ -127,7 +127,7 @@ def _conv_norm(module: nn.Conv2d, shape: Shape) -> float:
 
 def _transposed_norm(module: nn.ConvTranspose2d, shape: Shape) -> float:
     """The adjoint of a convolution, on a torus with room for the kernel and for the zeros between the pixels."""
-    axes = zip(shape[-2:], module.stride, module.dilation, module.kernel_size, strict=True)
+    axes = zip(shape[-2:], module.stride, module.dilation, module.weight.shape[2:], strict=True)
     h, w = ((n - 1) * s + 1 + d * (k - 1) for n, s, d, k in axes)
     weight = module.weight.detach().double()
     return spectral_norm(fourier.spectrum(weight, (h, w), dilation=module.dilation, groups=module.groups))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from orthoconv.certificates.trust import require_compiled, runs_own_call
+from orthoconv.certificates.trust import require_compiled, require_methods_of_class, runs_own_call
 
 _WRAPPERS = {  # by module and name of the class, and the attribute that holds the model
     ("torch.optim.swa_utils", "AveragedModel"): "module",
@@ -36,6 +36,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         inner = getattr(model, attribute)
         if kind.__name__ == "OptimizedModule":
             require_compiled(model, inner, kind.__name__)
+        else:
+            require_methods_of_class(model, kind.__name__)
         if model._forward_hooks or model._forward_pre_hooks:
             raise TypeError(f"nobody can see what the forward hooks of {kind.__name__} do; remove them")
         return unwrapped(inner) if isinstance(inner, nn.Module) else model

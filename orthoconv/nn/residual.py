@@ -51,7 +51,7 @@ class ConvexResidual(Combination):
     def growth(self, x: Tensor, child: Child[G]) -> G:
         f, skip = child("f", self.f, x), child("skip", self.skip, x)
         self(x)  # its branches must have one shape
-        _require_out_of_place(self)
+        _require_out_of_place(self, (self.f, x), (self.skip, x))
         s, rest = convex_weights(self.alpha)
         return s * f + rest * skip
 
@@ -124,7 +124,7 @@ class ConcatResidual(Combination):
         kept, changed = self._halves(x)
         growth = child("skip", nn.Identity(), kept).parallel(child("f", self.f, changed))
         self(x)
-        _require_out_of_place(self)
+        _require_out_of_place(self, (self.f, changed))
         return growth
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,13 @@ def _require_one_shape(y: Tensor, z: Tensor, name: str) -> None:
         raise ValueError(f"{name} needs branches of one shape, got {tuple(y.shape)} and {tuple(z.shape)}")
 
 
-def _require_out_of_place(module: nn.Module) -> None:
-    """Raise an error if a part has been told to work in place since the module was made."""
-    if any(getattr(part, "inplace", False) for part in module.modules()):
+def _require_out_of_place(module: nn.Module, *branches: tuple[nn.Module, Tensor]) -> None:
+    """Raise an error if a part has been told to work in place since the module was made, or changes its input."""
+    changed = False
+    for branch, x in branches:
+        z = x.clone()
+        version = z._version
+        branch(z)
+        changed |= z._version != version
+    if changed or any(getattr(part, "inplace", False) for part in module.modules()):
         raise TypeError(f"a {type(module).__name__} is bounded only if nothing inside works in place")
