@@ -88,6 +88,27 @@ def test_demo_prints_its_table_and_its_paths(demo) -> None:
     assert (out / "layer.png").stat().st_size > 50_000
 
 
+def test_demo_leaves_other_runs_alone(trained, tmp_path, monkeypatch) -> None:
+    """It deleted the folders cayley and plain of whatever folder it was given."""
+    shutil.copytree(trained, tmp_path / "both")
+    shutil.copytree(trained / "plain", tmp_path / "one" / "plain")
+    (tmp_path / "one" / "plain" / "config.json").unlink()
+    for out in (tmp_path / "both", tmp_path / "one"):
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(SystemExit, match=r"(cayley|plain) has a run that is not of a demo; move it away, or pass"):
+            main(["demo", "--out", str(out)])
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    monkeypatch.setattr("orthoconv.lab.commands.demo.evaluate_model", lambda *args, **options: sys.exit("trained"))
+    (tmp_path / "demo" / "cayley").mkdir(parents=True)
+    (tmp_path / "demo" / "cayley" / "notes.txt").touch()
+    for seed in ("0", "1"):  # the second one in place of the first
+        with pytest.raises(SystemExit, match="trained"):
+            main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "1", "--seed", seed])
+        assert Run(tmp_path / "demo" / "cayley").training.recipe.seed == int(seed)
+    assert (tmp_path / "demo" / "cayley" / "notes.txt").exists()
+
+
 def test_report_shows_everything_and_needs_nothing(trained, call) -> None:
     assert call("report", str(trained / "cayley")).returncode == 0
     page = (trained / "cayley" / "report.html").read_text()
