@@ -33,6 +33,7 @@ from orthoconv.models.words import divisor_of
 from orthoconv.nn import Ensemble, IsometryAverage
 from orthoconv.train import CheckpointError, Recipe, TrainingError, fit, load_weights, save_weights
 from orthoconv.train.distributed import World, finish, start, together, total
+from orthoconv.train.loop import require_resumable
 from orthoconv.train.sources import require_batch_size
 
 _MOST_CLASSES = 100  # whose accuracy is written after each epoch
@@ -91,6 +92,8 @@ def _train_parts(
     split, world = split.first(training.examples), World(0, 1, device)
     _require_fitting(parts[0], split, world)
     models.build(**_config(parts[0], split, data_dir)["network"])  # refuses what cannot be built
+    for part_run, part in zip(runs if resume else (), parts, strict=resume):
+        _require_resumable(part_run, part, split)
     with contextlib.ExitStack() as locks:
         for part_run in runs:
             locks.enter_context(locked(part_run.folder))
@@ -168,6 +171,8 @@ def _train_one(
     split = split.first(training.examples)
     _require_fitting(training, split, world)
     config = _config(training, split, data_dir)
+    if resume:
+        _require_resumable(run, training, split)
     torch.manual_seed(training.recipe.seed)
     network = models.build(**config["network"]).to(device)
     if world.rank == 0:
@@ -217,6 +222,13 @@ def _require_fitting(training: Training, split: Split, world: World) -> None:
         )
     if h * w > _LARGE:
         print(f"images of {w} x {h} pixels make a large network, which is slow; --resize 64 makes a smaller one")
+
+
+def _require_resumable(run: Run, training: Training, split: Split) -> None:
+    """Refuse to resume with other data, before the configuration is written anew."""
+    if run.checkpoint_path.exists():
+        recipe = training.recipe
+        require_resumable(run.checkpoint_path, recipe, len(split.labels) // recipe.batch_size)
 
 
 def _fit(
