@@ -366,6 +366,9 @@ class Evil:
         return Path("/tmp/owned-by-npz").mkdir, ()
 
 
+PAIR = {"x": np.zeros((2, 4, 4)), "y": np.array([0, 1])}
+
+
 def bad_npz(tmp_path: Path, **contents: object) -> Path:
     np.savez(tmp_path / "bad.npz", **contents)
     return tmp_path / "bad.npz"
@@ -385,6 +388,13 @@ def bad_npz(tmp_path: Path, **contents: object) -> Path:
         ({"x": np.zeros((2, 4, 4)), "y": np.zeros(2)}, r"y must be numbers or names .* got \(2,\) of float64"),
         ({"x": np.zeros((0, 4, 4)), "y": np.zeros(0, int)}, "there are no images"),
         ({"x": np.zeros((2, 4, 4)), "y": np.array([0, 7]), "classes": np.array(["a"])}, "the label 7 is not the"),
+        ({**PAIR, "classes": np.array(["a", "b", "a"])}, "bad.npz: each class needs a name .* 'a' is given 2 times"),
+        ({**PAIR, "classes": np.array("cat")}, "bad.npz: classes must be a list of names, got 'cat'"),
+        ({**PAIR, "classes": np.array(7)}, "bad.npz: classes must be a list of names, got 7"),
+        ({**PAIR, "classes": np.array([["a", "b"]])}, "bad.npz: classes must be a list of names, got .*'a', 'b'"),
+        ({**PAIR, "x_test": np.zeros((2, 5, 4)), "y_test": np.array([0, 1])},
+         r"bad.npz: training images have the shape \(1, 4, 4\) .*, but test images \(1, 5, 4\); --resize 32"),
+        ({**PAIR, "x_test": np.zeros((2, 3, 4, 4)), "y_test": np.array([0, 1])}, r"but test images \(3, 4, 4\)$"),
     ],
 )  # fmt: skip
 def test_npz_that_is_refused(tmp_path, contents, message: str) -> None:
@@ -524,6 +534,12 @@ def test_arrays_and_tensors_become_a_split() -> None:
 def test_arrays_that_are_refused(images, labels, message: str) -> None:
     with pytest.raises(DataError, match=message):
         as_split(images, labels, ["cat", "dog"])
+
+
+def test_names_of_classes_that_are_refused() -> None:
+    for names, message in ((["cat", "cat"], "'cat' is given 2 times"), ("cat", "must be a list of names, got 'cat'")):
+        with pytest.raises(DataError, match=message):
+            as_split(np.zeros((2, 4, 4)), [0, 1], names)
 
 
 def test_a_split_is_a_pair() -> None:

@@ -243,6 +243,13 @@ def test_a_division_is_part_of_a_run_and_old_digests_stay(tmp_path) -> None:
     main(["train", "--out", str(tmp_path / "run"), "--resume"])
 
 
+def test_a_single_class_is_refused(tmp_path) -> None:
+    cats = write_images(tmp_path / "cats", ("cat",))
+    with pytest.raises(SystemExit, match=r"cats has 'cat' as its only class; a network tells two or more apart"):
+        main(["train", "--data", str(cats), "--out", str(tmp_path / "run"), *OWN])
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
 @pytest.mark.parametrize("members", ["1", "2"])
 def test_a_run_does_not_go_on_with_other_images(tmp_path, members: str) -> None:
     """Its configuration stays what it was."""

@@ -90,7 +90,7 @@ def _train_parts(
     if held_out:
         test = held_out_images(split, training.examples)
     split, world = split.first(training.examples), World(0, 1, device)
-    _require_fitting(parts[0], split, world)
+    _require_fitting(parts[0], split, world, data_dir)
     models.build(**_config(parts[0], split, data_dir)["network"])  # refuses what cannot be built
     for part_run, part in zip(runs if resume else (), parts, strict=resume):
         _require_resumable(part_run, part, split)
@@ -169,7 +169,7 @@ def _train_one(
     if held_out:
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
-    _require_fitting(training, split, world)
+    _require_fitting(training, split, world, data_dir)
     config = _config(training, split, data_dir)
     if resume:
         _require_resumable(run, training, split)
@@ -206,8 +206,11 @@ def held_out_images(split: Split, examples: int) -> Split:
     return Split(split.images[examples:], split.labels[examples:], split.classes)
 
 
-def _require_fitting(training: Training, split: Split, world: World) -> None:
-    """Refuse a batch larger than the data, and images whose sides the network cannot halve often enough."""
+def _require_fitting(training: Training, split: Split, world: World, data_dir: Path | None) -> None:
+    """Refuse a single class, too large a batch, and images whose sides the network cannot halve often enough."""
+    if split.classes is not None and len(split.classes) < 2:
+        source = data_dir or training.data
+        raise DataError(f"{source} has {split.classes[0]!r} as its only class; a network tells two or more apart")
     require_batch_size(len(split.labels), training.recipe.batch_size, world)
     model = training.model
     (h, w), name = split.images.shape[2:], model.name
