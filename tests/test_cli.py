@@ -227,6 +227,7 @@ def test_help_and_version(call) -> None:
         (["dance"], "dance"),
         (["train", "--data", "cifar10", "--data_dir", "/nowhere"], "/nowhere: no such folder"),
         (["train", "--model.name", "vgg"], "name must be one of 'kwlarge'"),
+        (["train", "--model.layers", "[pool 0, flatten, head]"], "'pool SIDE' with positive numbers, got 'pool 0'"),
         (["evaluate", "/nowhere"], "/nowhere is not the folder of a run"),
         (["report", "/nowhere"], "/nowhere has no evaluation"),
     ],
