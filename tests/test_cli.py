@@ -1,3 +1,4 @@
+import json
 import re
 import shlex
 import shutil
@@ -13,7 +14,7 @@ import yaml
 import orthoconv
 from orthoconv import __main__, certify, models
 from orthoconv.data import load
-from orthoconv.lab import cli, training
+from orthoconv.lab import cli, evaluation, training
 from orthoconv.lab.cli import COMMANDS, main
 from orthoconv.lab.commands import verify
 from orthoconv.lab.commands.search import search
@@ -134,6 +135,26 @@ def test_runs_can_be_evaluated_and_reported_again(trained, call) -> None:
     assert result.returncode == 0, result.stderr
     assert "eps = 51/255, * attacks on 10 of 500" in result.stdout
     assert call("report", folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--eps", ".inf"], "eps must be positive and finite, got inf"),
+        (["--eps", "0"], "eps must be positive and finite, got 0.0"),
+        (["--certified_eps", "[0.1, .inf]"], "certified_eps must be finite numbers from 0, got inf"),
+        (["--apgd_iterations", "0"], "apgd_iterations must be a positive int, got 0"),
+    ],
+)
+def test_an_evaluation_that_is_refused(trained, call, args: list[str], message: str) -> None:
+    result = call("evaluate", str(trained / "cayley"), "--attack_examples", "2", *args)
+    assert (result.returncode, message in result.stderr) == (1, True), result.stderr
+
+
+def test_the_table_says_which_eps(trained) -> None:
+    row = json.loads((trained / "cayley" / "evaluation.json").read_text())
+    for eps, text in ((0.1, "eps = 25.5/255, "), (36 / 255, "eps = 36/255, "), (1.0, "eps = 255/255, ")):
+        assert evaluation.table({"cayley": {**row, "eps": eps}}).startswith(text)
 
 
 @pytest.mark.slow
