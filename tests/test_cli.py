@@ -151,6 +151,14 @@ def test_an_evaluation_that_is_refused(trained, call, args: list[str], message: 
     assert (result.returncode, message in result.stderr) == (1, True), result.stderr
 
 
+def test_a_report_says_which_eps(trained, tmp_path, call) -> None:
+    shutil.copytree(trained / "cayley", tmp_path / "run")
+    path = tmp_path / "run" / "evaluation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eps": 0.1}))
+    assert call("report", str(tmp_path / "run")).returncode == 0
+    assert "l2 norm 0.1000 (25.5/255)" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_the_table_says_which_eps(trained) -> None:
     row = json.loads((trained / "cayley" / "evaluation.json").read_text())
     for eps, text in ((0.1, "eps = 25.5/255, "), (36 / 255, "eps = 36/255, "), (1.0, "eps = 255/255, ")):
@@ -244,6 +252,7 @@ def test_help_and_version(call) -> None:
     [
         (["demo", "--epochs", "0"], "epochs must be at least 1, got 0"),
         (["demo", "--epochs", "many"], "many"),
+        (["demo", "--apgd_iterations", "0"], "apgd_iterations must be a positive int, got 0"),
         (["train", "--recipe.epochz", "3"], "epochz"),
         (["dance"], "dance"),
         (["train", "--data", "cifar10", "--data_dir", "/nowhere"], "/nowhere: no such folder"),

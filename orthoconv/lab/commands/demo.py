@@ -19,6 +19,7 @@ from orthoconv.lab.reports import write_report
 from orthoconv.lab.runs import Run
 from orthoconv.lab.training import train_run
 from orthoconv.nn import BaseConv2d, CayleyConv2d
+from orthoconv.nn.arguments import positive_int
 from orthoconv.testing import norm_ratios
 from orthoconv.train import Recipe
 
@@ -47,6 +48,7 @@ def demo(
     """
     place = use_device(device)
     recipe = Recipe(epochs=epochs, batch_size=64, augment=False, seed=seed)
+    positive_int("apgd_iterations", apgd_iterations)  # before the training, not after it
     rows, runs = {}, {conv: Run(out / conv) for conv in ("cayley", "plain")}
     for conv, run in runs.items():
         _require_demo(run, _training(conv, recipe))
