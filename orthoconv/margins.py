@@ -1,8 +1,9 @@
 """The margin of the true class, which certificates and attacks share."""
 
-__all__ = ["check_labels", "check_logits", "margin"]
+__all__ = ["check_labels", "check_logits", "margin", "radius_text"]
 
 import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -24,6 +25,18 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     true = logits.gather(1, column)
     others = logits.scatter(1, column, -math.inf)
     return (true - others.amax(1, keepdim=True)).squeeze(1)
+
+
+def radius_text(radius: float) -> str:
+    """Return a certified radius with four digits, rounded down: what is printed must be certified, too.
+
+    >>> radius_text(0.48689), radius_text(0.25)
+    ('0.4868', '0.2500')
+    """
+    if not 0 < radius < math.inf:
+        return f"{radius:.4f}"
+    units = math.floor(Fraction(radius) * 10_000)  # exact, where a product of floats could round up
+    return f"{units // 10_000}.{units % 10_000:04d}"
 
 
 def check_logits(logits: Tensor, labels: Tensor) -> None:

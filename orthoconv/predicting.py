@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from orthoconv.certificates import certify
 from orthoconv.data.pictures import Picture, as_images
 from orthoconv.devices import move
-from orthoconv.margins import margin
+from orthoconv.margins import margin, radius_text
 from orthoconv.models.describing import description_of
 from orthoconv.modules import zeros_for
 
@@ -38,7 +38,7 @@ class Prediction:
 
     def __str__(self) -> str:
         label = f"class {self.index}" if self.name is None else f"{self.name} (class {self.index})"
-        return f"{label}, margin {self.margin:.4f}, certified radius {self.radius:.4f}"
+        return f"{label}, margin {self.margin:.4f}, certified radius {radius_text(self.radius)}"
 
 
 @dataclass(frozen=True, eq=False)

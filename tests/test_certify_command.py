@@ -13,6 +13,7 @@ from small_runs import encoded, picture, run_folder
 from orthoconv import models, predict
 from orthoconv.lab.cli import main
 from orthoconv.lab.file_arguments import gather_files
+from orthoconv.margins import radius_text
 
 NAMES = ["ant", "bee", "cow"]
 
@@ -71,7 +72,7 @@ def test_a_table_and_csv_say_the_same(place: Path, capsys) -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == len(lines) == 4
     for row, line in zip(rows, lines, strict=True):
-        figures = (f"{float(row[key]):.4f}" for key in ("margin", "radius"))
+        figures = (f"{float(row['margin']):.4f}", radius_text(float(row["radius"])))
         assert line.split() == [row["file"], row["class"], f"({row['index']})", *figures]
 
 

@@ -1,3 +1,4 @@
+import json
 import re
 import shlex
 import shutil
@@ -13,7 +14,7 @@ import yaml
 import orthoconv
 from orthoconv import __main__, certify, models
 from orthoconv.data import load
-from orthoconv.lab import cli, training
+from orthoconv.lab import cli, evaluation, training
 from orthoconv.lab.cli import COMMANDS, main
 from orthoconv.lab.commands import verify
 from orthoconv.lab.commands.search import search
@@ -88,6 +89,27 @@ def test_demo_prints_its_table_and_its_paths(demo) -> None:
     assert (out / "layer.png").stat().st_size > 50_000
 
 
+def test_demo_leaves_other_runs_alone(trained, tmp_path, monkeypatch) -> None:
+    """It deleted the folders cayley and plain of whatever folder it was given."""
+    shutil.copytree(trained, tmp_path / "both")
+    shutil.copytree(trained / "plain", tmp_path / "one" / "plain")
+    (tmp_path / "one" / "plain" / "config.json").unlink()
+    for out in (tmp_path / "both", tmp_path / "one"):
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(SystemExit, match=r"(cayley|plain) has a run that is not of a demo; move it away, or pass"):
+            main(["demo", "--out", str(out)])
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    monkeypatch.setattr("orthoconv.lab.commands.demo.evaluate_model", lambda *args, **options: sys.exit("trained"))
+    (tmp_path / "demo" / "cayley").mkdir(parents=True)
+    (tmp_path / "demo" / "cayley" / "notes.txt").touch()
+    for seed in ("0", "1"):  # the second one in place of the first
+        with pytest.raises(SystemExit, match="trained"):
+            main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "1", "--seed", seed])
+        assert Run(tmp_path / "demo" / "cayley").training.recipe.seed == int(seed)
+    assert (tmp_path / "demo" / "cayley" / "notes.txt").exists()
+
+
 def test_report_shows_everything_and_needs_nothing(trained, call) -> None:
     assert call("report", str(trained / "cayley")).returncode == 0
     page = (trained / "cayley" / "report.html").read_text()
@@ -113,6 +135,34 @@ def test_runs_can_be_evaluated_and_reported_again(trained, call) -> None:
     assert result.returncode == 0, result.stderr
     assert "eps = 51/255, * attacks on 10 of 500" in result.stdout
     assert call("report", folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--eps", ".inf"], "eps must be positive and finite, got inf"),
+        (["--eps", "0"], "eps must be positive and finite, got 0.0"),
+        (["--certified_eps", "[0.1, .inf]"], "certified_eps must be finite numbers from 0, got inf"),
+        (["--apgd_iterations", "0"], "apgd_iterations must be a positive int, got 0"),
+    ],
+)
+def test_an_evaluation_that_is_refused(trained, call, args: list[str], message: str) -> None:
+    result = call("evaluate", str(trained / "cayley"), "--attack_examples", "2", *args)
+    assert (result.returncode, message in result.stderr) == (1, True), result.stderr
+
+
+def test_a_report_says_which_eps(trained, tmp_path, call) -> None:
+    shutil.copytree(trained / "cayley", tmp_path / "run")
+    path = tmp_path / "run" / "evaluation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eps": 0.1}))
+    assert call("report", str(tmp_path / "run")).returncode == 0
+    assert "l2 norm 0.1000 (25.5/255)" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_table_says_which_eps(trained) -> None:
+    row = json.loads((trained / "cayley" / "evaluation.json").read_text())
+    for eps, text in ((0.1, "eps = 25.5/255, "), (36 / 255, "eps = 36/255, "), (1.0, "eps = 255/255, ")):
+        assert evaluation.table({"cayley": {**row, "eps": eps}}).startswith(text)
 
 
 @pytest.mark.slow
@@ -202,10 +252,12 @@ def test_help_and_version(call) -> None:
     [
         (["demo", "--epochs", "0"], "epochs must be at least 1, got 0"),
         (["demo", "--epochs", "many"], "many"),
+        (["demo", "--apgd_iterations", "0"], "apgd_iterations must be a positive int, got 0"),
         (["train", "--recipe.epochz", "3"], "epochz"),
         (["dance"], "dance"),
         (["train", "--data", "cifar10", "--data_dir", "/nowhere"], "/nowhere: no such folder"),
         (["train", "--model.name", "vgg"], "name must be one of 'kwlarge'"),
+        (["train", "--model.layers", "[pool 0, flatten, head]"], "'pool SIDE' with positive numbers, got 'pool 0'"),
         (["evaluate", "/nowhere"], "/nowhere is not the folder of a run"),
         (["report", "/nowhere"], "/nowhere has no evaluation"),
     ],

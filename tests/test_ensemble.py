@@ -1,5 +1,8 @@
 """The mean of several models: what it computes, its bounds, and certificates that hold under attack."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,7 @@ from orthoconv.certificates.heads import pairwise_rates
 from orthoconv.data import batches, load
 from orthoconv.lab.cli import main
 from orthoconv.lab.configs import Training
+from orthoconv.lab.locks import locked
 from orthoconv.lab.runs import Run
 from orthoconv.lab.training import parts_of
 from orthoconv.nn import CayleyLinear, Ensemble, IsometryAverage, MaxMin, NormalizedLinear, Scale
@@ -191,6 +195,71 @@ def test_a_run_that_stops_in_its_first_member_knows_what_it_is(tmp_path, monkeyp
     with pytest.raises(SystemExit):
         main(["train", "--data", "digits", "--model.members", "2", "--recipe.seed", "5", "--out", str(out)])
     assert [part.recipe.seed for part in parts_of(Run(out).training)] == [5, 6]
+
+
+_SMALL = ["--recipe.epochs", "1", "--model.width", "0.125", "--examples", "128", "--recipe.batch_size", "32"]
+_SMALL += ["--threads", "1", "--data", "digits"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The content of each file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(message: str, command: list[str], out: Path) -> None:
+    """The command says so, and every file stays what it was."""
+    before = contents(out)
+    with pytest.raises(SystemExit, match=message):
+        main([*command, "--out", str(out)])
+    assert contents(out) == before
+
+
+def test_a_resume_that_is_refused_writes_nothing(tmp_path) -> None:
+    single, mean, parts = (tmp_path / name for name in ("single", "mean", "parts"))
+    main(["train", *_SMALL, "--out", str(single)])
+    main(["train", *_SMALL, "--model.members", "2", "--out", str(mean)])
+    resume = ["train", "--resume", "--threads", "1"]
+    for mirror in (["--model.width", "0.25"], []):
+        refused("single is a run with model", [*resume, "--model.mirror", "true", *mirror], single)
+    refused("single is a run with model", [*resume, "--model.members", "2"], single)
+    refused("mean is of a run with lr=.*, not 0.5; a run is resumed", [*resume, "--recipe.lr", "0.5"], mean)
+    for options in (["--model.width", "0.25"], ["--model.members", "1"], ["--model.mirror", "true"]):
+        refused("mean is a run with model", [*resume, *options], mean)
+    refused("mean is a run with examples 128, not 96", [*resume, "--examples", "96"], mean)
+
+    for k in range(2):  # two folders of members, and no configuration of the whole
+        shutil.copytree(mean / f"member{k}", parts / f"member{k}")
+    other = ["train", *_SMALL, "--resume", "--model.members", "2", "--recipe.lr", "0.5"]
+    refused("member0 is of a run with lr=.*, not 0.5", other, parts)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path) -> None:
+    for members in ("1", "2"):
+        command = ["train", *_SMALL, "--model.members", members]
+        refused("batch_size must be at most 128, the number of .*, got 129", [*command, "--recipe.batch_size", "129"],
+                tmp_path / "run")  # fmt: skip
+        refused("--resize 8 makes them fit", [*command, "--resize", "9"], tmp_path / "run")
+        refused("bad", [*command, "--model.layers", "[bad, flatten, head]"], tmp_path / "run")
+
+
+def test_a_mean_whose_members_have_not_begun_can_start_again(tmp_path, monkeypatch) -> None:
+    command = ["train", *_SMALL, "--model.members", "2", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr("orthoconv.lab.training._train_one", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(SystemExit):
+            main(command)
+    main(command)
+    assert len(Run(tmp_path).metrics()) == 3
+    (tmp_path / "metrics.jsonl").unlink()
+    refused("member0 has a run already", command[:-2], tmp_path)
+
+
+def test_a_member_that_another_process_trains_is_left_alone(tmp_path) -> None:
+    with locked(tmp_path / "member1"):
+        refused("member1 is in use by process", ["train", *_SMALL, "--model.members", "2"], tmp_path)
+        assert not (tmp_path / "config.json").exists()
+    main(["train", *_SMALL, "--model.members", "2", "--out", str(tmp_path)])
+    assert not list(tmp_path.rglob("lock"))
 
 
 def test_older_configurations_have_one_member() -> None:

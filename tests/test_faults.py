@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -463,13 +464,14 @@ def test_weights_without_a_digest_of_their_header_can_be_read(tmp_path) -> None:
 def test_weights_are_not_a_checkpoint(tmp_path) -> None:
     model, path = nn.Linear(4, 3), tmp_path / "c"
     optimizer = torch.optim.Adam(model.parameters())
-    save_weights(path, model, {"done": 1})
+    recipe = Recipe(batch_size=4, augment=False, lipschitz=1.0)
+    save_weights(path, model, {"done": 1, "sums": [0.0] * 3, "recipe": asdict(recipe)})
     split = (torch.rand(8, 4), torch.zeros(8, dtype=torch.long))
     with pytest.raises(CheckpointError, match=f"{path} has weights, but not all that a run needs .*: 'groups'"):
-        list(fit(model, Split(*split), Recipe(batch_size=4, augment=False), path, resume=True))
+        list(fit(model, Split(*split), recipe, path, resume=True))
     save_checkpoint(path, model, optimizer, {"done": "some"})
     with pytest.raises(CheckpointError, match=f"{path} does not say how far its run had come: done='some'"):
-        list(fit(model, Split(*split), Recipe(batch_size=4, augment=False), path, resume=True))
+        list(fit(model, Split(*split), recipe, path, resume=True))
 
 
 def test_a_damaged_cache_is_refused_if_it_cannot_be_filled_again(tmp_path, monkeypatch) -> None:

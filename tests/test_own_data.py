@@ -248,6 +248,35 @@ def test_resizing_covers_and_cuts_evenly() -> None:
     assert torch.equal(resized(whole, (9, 4)), torch.full((2, 3, 9, 4), 200, dtype=torch.uint8))
 
 
+def scaled_as_a_whole(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """All of the image is scaled, and then cut."""
+    h, w = images.shape[2:]
+    factor = max(size[0] / h, size[1] / w)
+    large = [max(side, round(n * factor)) for side, n in zip(size, (h, w), strict=True)]
+    top, left = ((n - side) // 2 for n, side in zip(large, size, strict=True))
+    whole = torch.nn.functional.interpolate(images, large, mode="bilinear", antialias=True)
+    return whole[:, :, top : top + size[0], left : left + size[1]]
+
+
+@pytest.mark.parametrize("shape", [(20, 40), (41, 20), (7, 100), (333, 2), (64, 65), (500, 300)])
+@pytest.mark.parametrize("size", [(10, 10), (32, 24), (5, 90), (200, 64)])
+def test_cutting_first_changes_nothing(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    x = torch.rand(2, 3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(resized(x, size), scaled_as_a_whole(x, size), rtol=0, atol=1e-12)
+    single = resized(x.float(), size)
+    torch.testing.assert_close(single, scaled_as_a_whole(x, size).float(), rtol=0, atol=1e-4)
+    as_bytes = resized((255 * x).round().to(torch.uint8), size).double()
+    assert (as_bytes - scaled_as_a_whole((255 * x).round(), size)).abs().max() <= 0.501
+
+
+def test_a_long_image_takes_no_more_memory_than_it_has() -> None:
+    """As a whole it would have 640 million rows of 32 pixels."""
+    for shape in ((20_000_000, 1), (1, 20_000_000)):
+        line = torch.zeros(1, 1, *shape, dtype=torch.uint8)
+        line.view(-1)[9_999_998:10_000_002] = 200
+        assert torch.equal(resized(line, (32, 32)), torch.full((1, 1, 32, 32), 200, dtype=torch.uint8))
+
+
 def test_built_in_sets_are_resized_too() -> None:
     train, test = load("digits", resize=4)
     assert (train.images.shape[2:], test.images.shape[2:]) == ((4, 4), (4, 4))
@@ -337,6 +366,9 @@ class Evil:
         return Path("/tmp/owned-by-npz").mkdir, ()
 
 
+PAIR = {"x": np.zeros((2, 4, 4)), "y": np.array([0, 1])}
+
+
 def bad_npz(tmp_path: Path, **contents: object) -> Path:
     np.savez(tmp_path / "bad.npz", **contents)
     return tmp_path / "bad.npz"
@@ -356,6 +388,13 @@ def bad_npz(tmp_path: Path, **contents: object) -> Path:
         ({"x": np.zeros((2, 4, 4)), "y": np.zeros(2)}, r"y must be numbers or names .* got \(2,\) of float64"),
         ({"x": np.zeros((0, 4, 4)), "y": np.zeros(0, int)}, "there are no images"),
         ({"x": np.zeros((2, 4, 4)), "y": np.array([0, 7]), "classes": np.array(["a"])}, "the label 7 is not the"),
+        ({**PAIR, "classes": np.array(["a", "b", "a"])}, "bad.npz: each class needs a name .* 'a' is given 2 times"),
+        ({**PAIR, "classes": np.array("cat")}, "bad.npz: classes must be a list of names, got 'cat'"),
+        ({**PAIR, "classes": np.array(7)}, "bad.npz: classes must be a list of names, got 7"),
+        ({**PAIR, "classes": np.array([["a", "b"]])}, "bad.npz: classes must be a list of names, got .*'a', 'b'"),
+        ({**PAIR, "x_test": np.zeros((2, 5, 4)), "y_test": np.array([0, 1])},
+         r"bad.npz: training images have the shape \(1, 4, 4\) .*, but test images \(1, 5, 4\); --resize 32"),
+        ({**PAIR, "x_test": np.zeros((2, 3, 4, 4)), "y_test": np.array([0, 1])}, r"but test images \(3, 4, 4\)$"),
     ],
 )  # fmt: skip
 def test_npz_that_is_refused(tmp_path, contents, message: str) -> None:
@@ -495,6 +534,12 @@ def test_arrays_and_tensors_become_a_split() -> None:
 def test_arrays_that_are_refused(images, labels, message: str) -> None:
     with pytest.raises(DataError, match=message):
         as_split(images, labels, ["cat", "dog"])
+
+
+def test_names_of_classes_that_are_refused() -> None:
+    for names, message in ((["cat", "cat"], "'cat' is given 2 times"), ("cat", "must be a list of names, got 'cat'")):
+        with pytest.raises(DataError, match=message):
+            as_split(np.zeros((2, 4, 4)), [0, 1], names)
 
 
 def test_a_split_is_a_pair() -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import math
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from orthoconv.data import DataError
 from orthoconv.data.decoding import read_picture
 from orthoconv.data.names import class_names
 from orthoconv.data.pictures import as_images
+from orthoconv.margins import radius_text
 from orthoconv.models.describing import description_of
 from orthoconv.nn import CayleyConv2d, CayleyLinear, MaxMin
 
@@ -53,6 +56,14 @@ def test_radii_are_those_of_certify(dtype: torch.dtype) -> None:
     assert (predictions.radius < paper.radius).any(), "the negative control: rounding counts"
 
 
+def test_a_radius_is_printed_rounded_down() -> None:
+    for radius in (0.00019999, 0.48689, 0.99999, 0.3, 0.1 + 0.2, 1 / 3, 12.34567, 1e-5, 1e300):
+        text = radius_text(radius)
+        assert 0 <= Fraction(radius) - Fraction(text) < Fraction(1, 10_000), text
+    assert [radius_text(v) for v in (0.0, 0.25, math.inf)] == ["0.0000", "0.2500", "inf"]
+    assert str(Prediction(2, None, 1.0, 0.48689)).endswith("certified radius 0.4868")
+
+
 def test_no_attack_succeeds_within_the_radius_and_some_do_outside() -> None:
     model, x = network().eval(), torch.rand(20, 1, 8, 8)
     predictions = predict(model, x)
@@ -73,7 +84,8 @@ def test_a_tie_and_an_overflow_have_no_radius() -> None:
 def test_a_prediction_reads_well() -> None:
     (one,) = predict(network(), torch.zeros(1, 8, 8))
     assert one.name == "abc"[one.index]
-    assert str(one) == f"{one.name} (class {one.index}), margin {one.margin:.4f}, certified radius {one.radius:.4f}"
+    start = f"{one.name} (class {one.index}), margin {one.margin:.4f}, certified radius "
+    assert str(one) == f"{start}{radius_text(one.radius)}"
     assert str(Prediction(2, None, 1.0, 0.5)) == "class 2, margin 1.0000, certified radius 0.5000"
     both = predict(network(), torch.zeros(2, 1, 8, 8))
     assert str(both) == f"{one}\n{one}"

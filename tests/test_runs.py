@@ -243,6 +243,25 @@ def test_a_division_is_part_of_a_run_and_old_digests_stay(tmp_path) -> None:
     main(["train", "--out", str(tmp_path / "run"), "--resume"])
 
 
+def test_a_single_class_is_refused(tmp_path) -> None:
+    cats = write_images(tmp_path / "cats", ("cat",))
+    with pytest.raises(SystemExit, match=r"cats has 'cat' as its only class; a network tells two or more apart"):
+        main(["train", "--data", str(cats), "--out", str(tmp_path / "run"), *OWN])
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("members", ["1", "2"])
+def test_a_run_does_not_go_on_with_other_images(tmp_path, members: str) -> None:
+    """Its configuration stays what it was."""
+    few, many = (str(write_images(tmp_path / f"{n}", n=n)) for n in (10, 30))
+    out = ["--out", str(tmp_path / "run"), "--threads", "1"]
+    main(["train", "--data", few, *out, *OWN, "--model.members", members, "--recipe.epochs", "1"])
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(SystemExit, match=r"is of a run with 4 steps an epoch, not 12"):
+        main(["train", "--resume", "--data_dir", many, *out])
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
 def test_a_run_without_names_of_classes(copy) -> None:
     """As version 0.1.0 wrote it."""
     edit(copy, classes=None)

@@ -178,6 +178,19 @@ def test_refusals(
     assert ask(server, "POST", "/certify", PNG)[0] == 200, "and the next one is answered"
 
 
+def test_a_failure_is_answered_as_well(server: Server, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("not enough memory in /home/ada")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service, "certify", fail)
+        status, fields, answer = ask(server, "POST", "/certify", PNG)
+    assert (status, fields.get_content_type()) == (500, "application/json")
+    assert answer == {"error": "the image could not be certified: RuntimeError; the terminal of the server has more"}
+    assert "not enough memory in /home/ada" in capfd.readouterr().err
+    assert ask(server, "POST", "/certify", PNG)[0] == 200
+
+
 def test_our_own_page_may_ask(server: Server) -> None:
     for host in ("127.0.0.1", "localhost"):
         place = f"{host}:{server.server_port}"

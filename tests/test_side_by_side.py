@@ -42,6 +42,21 @@ def test_a_failure_names_its_log_and_stops_the_others(tmp_path) -> None:
     assert "ValueError" in logs[1].read_text()
 
 
+@pytest.mark.parametrize("x", [(600.0, -1.0), (-1.0, 600.0)])
+def test_an_expected_error_is_raised_with_its_message(tmp_path, capfd, x: tuple[float, ...]) -> None:
+    logs = [tmp_path / f"member{k}" / "log.txt" for k in range(2)]
+    with pytest.raises(ValueError, match=rf"^member{x.index(-1.0)}: "):
+        run_side_by_side(_sleep_or_root, [(v,) for v in x], logs, 1, expected=(OSError, ValueError))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_member_that_cannot_be_trained_says_why(tmp_path, capfd) -> None:
+    command = ["train", "--data", "digits", *_SMALL, "--model.members", "2", "--threads", "2", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"^orthoconv: member[01]: CayleyConv2d needs finite weights"):
+        main([*command, "--recipe.lr", "1e30"])
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def _sleep_or_root(x: float) -> None:
     time.sleep(math.sqrt(x) ** 2)
 

@@ -122,6 +122,7 @@ def run(folder: Path, recipe: Recipe, *, stop: int | None = None, resume: bool =
 
 
 RECIPE = Recipe(epochs=2, batch_size=128, checkpoint_every=3, seed=1)
+OLD_STATE = ("done", "sums", "recipe", "last")
 
 
 def test_training_learns(tmp_path) -> None:
@@ -168,6 +169,25 @@ def test_a_run_is_resumed_with_its_own_recipe(tmp_path) -> None:
     run(tmp_path, RECIPE, stop=5)
     with pytest.raises(CheckpointError, match=r"is of a run with lr=0\.01, not 0\.02"):
         run(tmp_path, Recipe(epochs=2, batch_size=128, lr=0.02, seed=1), resume=True)
+
+
+def test_a_run_is_resumed_with_its_own_data(tmp_path) -> None:
+    """With half as many images, it took the steps that were done for twice as many epochs, and ended early."""
+    (data, _), path = load("digits"), tmp_path / "checkpoint"
+    run(tmp_path, RECIPE, stop=5)
+    half = Split(data.images[:640], data.labels[:640])
+    with pytest.raises(CheckpointError, match=r"checkpoint is of a run with 10 steps an epoch, not 5; .* the data it"):
+        list(fit(network(), half, RECIPE, path, resume=True))
+
+
+def test_a_checkpoint_without_the_steps_of_an_epoch_is_resumed(tmp_path, monkeypatch) -> None:
+    whole = weights(run(tmp_path / "whole", RECIPE))
+    with monkeypatch.context() as m:  # a checkpoint of an older version
+        save = loop.save_checkpoint
+        m.setattr(loop, "save_checkpoint", lambda *args: save(*args[:3], {k: args[3][k] for k in OLD_STATE}))
+        run(tmp_path, RECIPE, stop=5)
+    assert "steps" not in load_weights(tmp_path / "checkpoint", None)
+    assert equal(whole, weights(run(tmp_path, RECIPE, resume=True)))
 
 
 def test_a_run_of_a_version_without_the_constants_of_a_loss_is_resumed(tmp_path, monkeypatch) -> None:

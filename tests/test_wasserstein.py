@@ -1,16 +1,22 @@
 """The Wasserstein distance, where it is known."""
 
+from dataclasses import asdict, replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from orthoconv import models
 from orthoconv.data import load
+from orthoconv.lab import distance
+from orthoconv.lab.configs import digest
 from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
 from orthoconv.nn import CayleyLinear
-from orthoconv.train import CriticRecipe, TrainingError, wasserstein_distance
+from orthoconv.train import CriticRecipe, TrainingError, WassersteinEstimate, wasserstein_distance
 
 SHIFT = 5.0
+DISTANCE = WassersteinEstimate(1.0, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +113,34 @@ def test_the_generator_learns_and_is_kept(tmp_path) -> None:
     mean = images.mean(0)
     assert (made.mean(0) - mean).norm() < 0.5 * (before.mean(0) - mean).norm()
     torch.testing.assert_close(samples_of(trained_generator(spec, images, path), spec.latent, 100, seed=1), made)
+
+
+def test_estimates_are_kept_for_the_images_that_they_are_of(tmp_path, monkeypatch) -> None:
+    """Those of one folder of images were taken for those of another."""
+    calls = []
+    monkeypatch.setattr(distance, "wasserstein_distance", lambda *args, **_: calls.append(args[1]) or DISTANCE)
+    for name in ("a", "b"):
+        x = np.random.default_rng(ord(name)).integers(0, 256, (20, 16, 16), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(20) % 2)
+    tiny = {"steps": 1, "critic_steps": 1, "channels": 2, "batch_size": 4}
+    spec = distance.CriticSpec("npz", width=0.125, rates=[0.1], generator=tiny)
+    for name in ("a", "b", "a"):
+        distance.estimate_distance(spec, tmp_path / "runs", tmp_path / f"{name}.npz")
+    by_path = replace(spec, data=str(tmp_path / "a.npz"))
+    distance.estimate_distance(by_path, tmp_path / "runs", None)
+    assert len(list((tmp_path / "runs" / "critics").iterdir())) == 3
+    del calls[2:]
+    assert len(calls) == 2
+    assert not torch.equal(*calls)
+    assert len(list((tmp_path / "runs" / "generators").iterdir())) == 2
+
+
+def test_names_of_estimates_of_built_in_sets_stay(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(distance, "wasserstein_distance", lambda *args, **_: DISTANCE)
+    spec = distance.CriticSpec("digits32", "shift", width=0.125, rates=[0.1])
+    distance.estimate_distance(spec, tmp_path, None)
+    about = {k: v for k, v in asdict(spec).items() if k != "rates"}
+    assert [path.name for path in (tmp_path / "critics").iterdir()] == [f"{digest(about)}.json"]
 
 
 def test_a_critic_with_several_outputs_is_refused(samples) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from orthoconv.data.arrays import in_unit_interval, numbered
+from orthoconv.data.arrays import distinct_names, in_unit_interval, numbered
 from orthoconv.data.batching import generator
 from orthoconv.data.resizing import Size
 from orthoconv.data.split import DataError, Split
@@ -62,7 +62,8 @@ def arranged(
         if names is not None:
             train = Labelled(train.images, _named(train.labels, names))
             test = None if test is None else Labelled(test.images, _named(test.labels, names))
-        classes = list(how.classes or names or map(str, sorted(set(train.labels))))
+        classes = distinct_names(how.classes or names or list(map(str, sorted(set(train.labels)))))
+        _require_one_shape(train, test)
         parts = [_numbered(part, classes) for part in (train, test) if part is not None]
         if test is None:
             parts = divided(parts[0], _SHARE if how.split is None else how.split, how.seed)
@@ -120,6 +121,14 @@ def _numbered(part: Labelled, classes: Sequence[str]) -> Split:
     if not len(part.images):
         raise DataError("there are no images")
     return Split(in_unit_interval(part.images), numbered(part.labels, classes), classes)
+
+
+def _require_one_shape(train: Labelled, test: Labelled | None) -> None:
+    """Refuse test images of another shape than the training images."""
+    if test is not None and len(test.images) and train.images.shape[1:] != test.images.shape[1:]:
+        a, b = (tuple(part.images.shape[1:]) for part in (train, test))
+        hint = "" if a[0] != b[0] else "; --resize 32, or another size, makes them alike"
+        raise DataError(f"training images have the shape {a} (channels, height, width), but test images {b}{hint}")
 
 
 def _named(labels: Sequence[Any], names: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Images and labels from arrays of others: NumPy's or torch's, bytes or floats, channels first or last."""
 
-__all__ = ["as_split", "channels_first", "in_unit_interval", "numbered", "tensor_of"]
+__all__ = ["as_split", "channels_first", "distinct_names", "in_unit_interval", "numbered", "tensor_of"]
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def as_split(images: Any, labels: Any, classes: Sequence[str] | None = None) -> 
     (torch.Size([2, 3, 8, 8]), 1.0, [0, 1], ('cat', 'dog'))
     """
     pixels = in_unit_interval(channels_first(tensor_of("images", images)))
-    numbers, names = _numbers(labels, classes)
+    numbers, names = _numbers(labels, None if classes is None else distinct_names(classes))
     if len(pixels) != len(numbers):
         raise DataError(f"there are {len(pixels)} images, but {len(numbers)} labels")
     return Split(pixels, numbers, names)
@@ -85,6 +85,23 @@ def numbered(labels: Iterable[Any], classes: Sequence[str]) -> Tensor:
     if unknown := sorted(set(labels) - set(numbers)):
         raise DataError(f"the class {unknown[0]!r} is not among those of the training images: {_short(classes)}")
     return torch.tensor([numbers[label] for label in labels], dtype=torch.int64)
+
+
+def distinct_names(names: Any) -> list[str]:
+    """Return the names of classes, each a text of its own; refuse a single text, and a name that is given twice.
+
+    >>> distinct_names(("cat", "dog"))
+    ['cat', 'dog']
+    """
+    listed = names.tolist() if hasattr(names, "tolist") else names
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or any(isinstance(v, list) for v in listed):
+        raise DataError(f"classes must be a list of names, got {listed!r}")
+    texts = [str(name) for name in listed]
+    if repeated := [name for name in texts if texts.count(name) > 1]:
+        raise DataError(
+            f"each class needs a name of its own, but {repeated[0]!r} is given {texts.count(repeated[0])} times"
+        )
+    return texts
 
 
 def _short(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import numpy
 from numpy.lib import format as npy
 
 from orthoconv.data.arrangement import Arrangement, Labelled, arranged
-from orthoconv.data.arrays import channels_first, tensor_of
+from orthoconv.data.arrays import channels_first, distinct_names, tensor_of
 from orthoconv.data.resizing import resized, size_of
 from orthoconv.data.split import DataError, Progress, Split
 
@@ -49,11 +49,11 @@ def npz_file(
         raise DataError(f"{path} cannot be read: {error if str(error) else repr(error)}") from error
     try:
         train, test = _part(arrays, _TRAIN, how), _part(arrays, _TEST, how)
+        names = distinct_names(arrays["classes"]) if "classes" in arrays else None
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     if train is None:
         raise DataError(f"{path} needs arrays called images and labels, or x and y; it has {_listed(arrays)}")
-    names = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else None
     return arranged(train, test, how, path, names)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from orthoconv import models
-from orthoconv.data import load
-from orthoconv.files import read_json, write_atomically
+from orthoconv.data import Split, load, locate
+from orthoconv.files import read_json, sha256, write_atomically
 from orthoconv.lab.configs import digest
 from orthoconv.lab.progress import download_bar, quiet_bar
 from orthoconv.lab.wgan import GeneratorSpec, samples_of, trained_generator
@@ -70,10 +70,14 @@ def estimate_distance(
         data_dir: Folder of the data set; by default its usual place.
         device: Device that computes.
     """
-    about = {k: v for k, v in asdict(spec).items() if k != "rates"}
+    data = cache(lambda: load(spec.data, data_dir, download_bar()))
+    kind, folder = locate(spec.data, data_dir)
+    mark = "" if folder is None else _digest_of_images(*data())  # the usual place always has the same images
+    about = {k: v for k, v in asdict(spec).items() if k != "rates"} | ({"images": mark} if mark else {})
     path = runs / "critics" / f"{digest(about)}.json"
     done: dict[str, Any] = read_json(path) if path.exists() else {}
-    samples = cache(lambda: _samples(spec, runs, data_dir, device))  # made only if a rate is missing
+    source = f"{kind}-{mark}" if mark else kind
+    samples = cache(lambda: _samples(spec, runs, *data(), source, device))  # made only if a rate is missing
     for rate in (rate for rate in spec.rates if str(rate) not in done):
         (p, q), held_out = samples()
         torch.manual_seed(spec.seed)
@@ -98,18 +102,25 @@ def estimate_distance(
     return {"distance": best[0], "lipschitz": best[1], "by_rate": by_rate, **share}
 
 
+def _digest_of_images(training: Split, test: Split) -> str:
+    """Return what tells the images of a folder from those of another one."""
+    return sha256({"training": training.images, "test": test.images})[:16]
+
+
 def _samples(
-    spec: CriticSpec, runs: Path, data_dir: Path | None, device: torch.device
+    spec: CriticSpec, runs: Path, training: Split, test: Split, source: str, device: torch.device
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
-    """Return two samples to train on and, for a generator, two others to report the distance of."""
-    training, test = load(spec.data, data_dir, download_bar())
+    """Return two samples to train on and, for a generator, two others to report the distance of.
+
+    The file of the generator is named by `source`, where the images are from.
+    """
     p = training.images[: spec.examples]
     if spec.other == "shift":
         v = torch.randn(p.shape[1:], generator=torch.Generator().manual_seed(spec.seed))
         return (p + v * (spec.shift / v.norm()), p), None
     recipe = GeneratorSpec(**spec.generator)
     name = "-".join(str(v) for v in asdict(recipe).values())
-    path = runs / "generators" / f"{spec.data}-{name}.safetensors"
+    path = runs / "generators" / f"{source}-{name}.safetensors"
     make = trained_generator(recipe, training.images, path, device)
     held = test.images[: spec.examples]
     q, unseen = (samples_of(make, recipe.latent, n, spec.seed + k) for k, n in ((1, len(p)), (2, len(held))))

@@ -3,6 +3,7 @@
 __all__ = ["BrokenCertificateError", "evaluate_model", "table"]
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from orthoconv.files import write_atomically
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import quiet_bar
 from orthoconv.lab.runs import Run
+from orthoconv.nn.arguments import positive_int
 from orthoconv.nn.reparametrized import frozen
 
 _CHUNK = 500
@@ -49,8 +51,11 @@ def evaluate_model(
     Raises:
         BrokenCertificateError: If a certified example was broken; the evidence is in broken.safetensors.
     """
-    if not eps > 0:
-        raise ValueError(f"eps must be positive, got {eps!r}")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps must be positive and finite, got {eps!r}")
+    if bad := [e for e in certified_eps if not 0 <= e < math.inf]:
+        raise ValueError(f"certified_eps must be finite numbers from 0, got {bad[0]!r}")
+    positive_int("apgd_iterations", apgd_iterations)
     model = model.eval().requires_grad_(False)
     certificates = certify(model, batches(test, _CHUNK), sorted({*certified_eps, eps}))
     n = min(attack_examples or len(test.labels), len(test.labels))
@@ -161,7 +166,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     """Return rows of the paper's tables as text: what is of all test images, then what is of the attacked ones."""
     first = next(iter(rows.values()))
     columns = ["clean", "certified", "clean*", "PGD*", "AutoAttack*", "emp. Lip*", "Lip bound"]
-    lines = [f"eps = {first['eps'] * 255:.0f}/255, * attacks on {first['attacked']} of {first['examples']} test images"]
+    lines = [f"eps = {first['eps'] * 255:.4g}/255, * attacks on {first['attacked']} of {first['examples']} test images"]
     lines.append(f"{'':10}" + "".join(f"{c:>12}" for c in columns))
     for name, r in rows.items():
         values = [f"{r[k]:.2%}" for k in ("clean", "certified_at_eps", "attacked_clean", "pgd", "autoattack")]

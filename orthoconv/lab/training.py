@@ -2,12 +2,13 @@
 
 __all__ = ["held_out_images", "join", "parts_of", "train_run"]
 
+import contextlib
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,27 @@ from tqdm import tqdm
 
 from orthoconv import budget, models
 from orthoconv.certificates import certify
-from orthoconv.data import Split, batches, load
+from orthoconv.data import DataError, Split, batches, load
 from orthoconv.files import write_atomically
-from orthoconv.lab.configs import ModelSpec, Training
+from orthoconv.lab.configs import Training
+from orthoconv.lab.locks import locked
 from orthoconv.lab.logging import Logger
 from orthoconv.lab.machine import hardware
 from orthoconv.lab.progress import download_bar
+from orthoconv.lab.resuming import parts_of, require_new, require_same, require_same_mean
 from orthoconv.lab.runs import Run
 from orthoconv.lab.side_by_side import run_side_by_side
 from orthoconv.models.trained import build_arguments, run_arguments
 from orthoconv.models.words import divisor_of
 from orthoconv.nn import Ensemble, IsometryAverage
-from orthoconv.nn.arguments import positive_int
-from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_weights
+from orthoconv.train import CheckpointError, Recipe, TrainingError, fit, load_weights, save_weights
 from orthoconv.train.distributed import World, finish, start, together, total
+from orthoconv.train.loop import require_resumable
+from orthoconv.train.sources import require_batch_size
 
 _MOST_CLASSES = 100  # whose accuracy is written after each epoch
 _LARGE = 128**2  # pixels
+_EXPECTED = (CheckpointError, DataError, TrainingError, ImportError, OSError, ValueError, TypeError)  # of a member
 
 
 def train_run(
@@ -68,13 +73,6 @@ def train_run(
         _train_parts(run, training, data_dir, resume, device, held_out, loggers, side_by_side)
 
 
-def parts_of(training: Training) -> list[Training]:
-    """Return what is trained for a network: itself, or its members, each without the mirror image and with its seed."""
-    model, recipe = replace(training.model, members=1, mirror=False), training.recipe
-    seeds = range(recipe.seed, recipe.seed + positive_int("members", training.model.members))
-    return [replace(training, model=model, recipe=replace(recipe, seed=seed)) for seed in seeds]
-
-
 def _train_parts(
     run: Run, training: Training, data_dir: Path | None, resume: bool, device: torch.device, held_out: bool,
     loggers: Sequence[Logger], side_by_side: bool,
@@ -82,27 +80,42 @@ def _train_parts(
     """Train the parts of a network, each in a folder of its own, and write the whole."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("several processes train one network; train each member by itself, in the folder member0, ...")
-    if not resume and run.config_path.exists():
-        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
     parts = parts_of(training)
     runs = [Run(run.folder / f"member{k}") for k in range(len(parts))]
-    split, test = load(training.data, data_dir, download_bar(), **training.reading)
-    _write_config(run, _config(training, split.first(training.examples), data_dir), device)  # for --resume
-    calls = [(r, part, data_dir, resume, device, held_out, loggers) for r, part in zip(runs, parts, strict=True)]
-    threads = torch.get_num_threads() // len(parts)
-    if side_by_side and threads and len(parts) > 1:
-        logs = [part_run.folder / "log.txt" for part_run in runs]
-        print(f"{len(parts)} members side by side; this is member0, and {logs[1]} has what member1 prints", flush=True)
-        run_side_by_side(_train_one, calls, logs, threads)
+    if resume:
+        require_same_mean(run, runs, training)
     else:
-        for call in calls:
-            print(f"{call[0].folder.name}: seed {call[1].recipe.seed}", flush=True)
-            _train_one(*call)
+        require_new(run, *runs)
+    split, test = load(training.data, data_dir, download_bar(), **training.reading)
     if held_out:
         test = held_out_images(split, training.examples)
-    network = join(run, runs).to(device)
-    _join_metrics(run, runs, _test_figures(network, test, World(0, 1, device)), "held out" if held_out else "test")
+    split, world = split.first(training.examples), World(0, 1, device)
+    _require_fitting(parts[0], split, world, data_dir)
+    models.build(**_config(parts[0], split, data_dir)["network"])  # refuses what cannot be built
+    for part_run, part in zip(runs if resume else (), parts, strict=resume):
+        _require_resumable(part_run, part, split)
+    with contextlib.ExitStack() as locks:
+        for part_run in runs:
+            locks.enter_context(locked(part_run.folder))
+        _write_config(run, _config(training, split, data_dir), device)  # for --resume
+        calls = [(r, part, data_dir, resume, device, held_out, loggers) for r, part in zip(runs, parts, strict=True)]
+        _train_members(calls, side_by_side)
+        network = join(run, runs).to(device)
+    _join_metrics(run, runs, _test_figures(network, test, world), "held out" if held_out else "test")
     print(f"weights: {run.weights_path}")
+
+
+def _train_members(calls: Sequence[tuple[Any, ...]], side_by_side: bool) -> None:
+    """Call `_train_one` with the arguments of each member."""
+    threads = torch.get_num_threads() // len(calls)
+    if side_by_side and threads and len(calls) > 1:
+        logs = [call[0].folder / "log.txt" for call in calls]
+        print(f"{len(calls)} members side by side; this is member0, and {logs[1]} has what member1 prints", flush=True)
+        run_side_by_side(_train_one, calls, logs, threads, expected=_EXPECTED)
+        return
+    for call in calls:
+        print(f"{call[0].folder.name}: seed {call[1].recipe.seed}", flush=True)
+        _train_one(*call)
 
 
 def join(run: Run, runs: Sequence[Run]) -> nn.Sequential:
@@ -147,17 +160,19 @@ def _train_one(
     loggers: Sequence[Logger],
 ) -> None:  # fmt: skip
     """Train one network."""
-    if not resume and (run.metrics_path.exists() or run.checkpoint_path.exists()):
-        raise FileExistsError(f"{run.folder} has a run already; continue it with --resume, or pass another --out")
-    if resume and run.config_path.exists():
-        _require_same(run, training)
+    if resume:
+        require_same(run, training)
+    else:
+        require_new(run)
     world = start(device)
     split, test = load(training.data, data_dir, download_bar(), **training.reading)
     if held_out:
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
-    _require_fitting(training.model, split)
+    _require_fitting(training, split, world, data_dir)
     config = _config(training, split, data_dir)
+    if resume:
+        _require_resumable(run, training, split)
     torch.manual_seed(training.recipe.seed)
     network = models.build(**config["network"]).to(device)
     if world.rank == 0:
@@ -191,8 +206,13 @@ def held_out_images(split: Split, examples: int) -> Split:
     return Split(split.images[examples:], split.labels[examples:], split.classes)
 
 
-def _require_fitting(model: ModelSpec, split: Split) -> None:
-    """Refuse images whose sides the network cannot halve often enough, and say which size would do."""
+def _require_fitting(training: Training, split: Split, world: World, data_dir: Path | None) -> None:
+    """Refuse a single class, too large a batch, and images whose sides the network cannot halve often enough."""
+    if split.classes is not None and len(split.classes) < 2:
+        source = data_dir or training.data
+        raise DataError(f"{source} has {split.classes[0]!r} as its only class; a network tells two or more apart")
+    require_batch_size(len(split.labels), training.recipe.batch_size, world)
+    model = training.model
     (h, w), name = split.images.shape[2:], model.name
     known = models.NETWORKS[name].divisor if name in models.NETWORKS else 1
     divisor = divisor_of(model.layers) if model.layers else known
@@ -207,20 +227,11 @@ def _require_fitting(model: ModelSpec, split: Split) -> None:
         print(f"images of {w} x {h} pixels make a large network, which is slow; --resize 64 makes a smaller one")
 
 
-def _require_same(run: Run, training: Training) -> None:
-    """Refuse to resume with another data set, network or recipe, before the configuration is written anew."""
-    before, now = run.training.config, training.config
-    for part in ("data", "model", "examples", "resize", "split", "data_seed"):
-        if before.get(part) != now.get(part):
-            raise CheckpointError(f"{run.folder} is a run with {part} {before.get(part)}, not {now.get(part)}")
-    old, new = before["recipe"], now["recipe"]
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    if changed and run.checkpoint_path.exists():
-        values = [getattr(one.recipe, changed[0]) for one in (run.training, training)]
-        raise CheckpointError(
-            f"{run.folder} is of a run with {changed[0]}={values[0]!r}, not {values[1]!r}; "
-            "a run is resumed with the recipe it began with"
-        )
+def _require_resumable(run: Run, training: Training, split: Split) -> None:
+    """Refuse to resume with other data, before the configuration is written anew."""
+    if run.checkpoint_path.exists():
+        recipe = training.recipe
+        require_resumable(run.checkpoint_path, recipe, len(split.labels) // recipe.batch_size)
 
 
 def _fit(

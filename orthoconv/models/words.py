@@ -78,9 +78,7 @@ class Call(NamedTuple):
     method: str | None
 
     def number(self) -> int:
-        """The one number after the word."""
-        if len(self.numbers) != 1 or self.numbers[0] < 1:
-            raise ValueError(f"{self.text!r} needs one positive number, as in {_MAIN[self.word]!r}")
+        """The one number after the word; `_read` refuses a line without it."""
         return self.numbers[0]
 
 
@@ -183,4 +181,6 @@ def _read(text: str) -> Call:
     fits = len(numbers) == most and (word == "conv" or not options) and len(names) <= (word in _MAIN)
     if not (understood and fits):
         raise ValueError(f"a layer of that kind is {usages[word]!r}, got {text!r}")
+    if 0 in numbers:
+        raise ValueError(f"a layer of that kind is {usages[word]!r} with positive numbers, got {text!r}")
     return Call(text, word, numbers, options, names[0] if names else None)

@@ -1,6 +1,6 @@
 """The training loop, from top to bottom."""
 
-__all__ = ["Recipe", "TrainingError", "fit"]
+__all__ = ["Recipe", "TrainingError", "fit", "require_resumable"]
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from orthoconv.train.objectives import OBJECTIVES
 from orthoconv.train.recipe import YOUNGER, Recipe
 from orthoconv.train.schedule import SCHEDULES
 from orthoconv.train.sources import Source, source_of
-from orthoconv.weights import CheckpointError
+from orthoconv.weights import CheckpointError, load_weights
 
 _CHECKPOINT_SECONDS = 180  # that a run loses at most when it is killed
 _FIGURES = ("epoch", "step", "loss", "accuracy", "lr", "seconds")
@@ -76,7 +76,7 @@ def fit(
     optimizer = _optimizer(model, recipe)
     done, sums, saved = 0, [0.0] * 3, time.monotonic()
     if resume and checkpoint.exists():
-        done, sums, last = _resume(checkpoint, model, optimizer, recipe)
+        done, sums, last = _resume(checkpoint, model, optimizer, recipe, steps)
         if last:
             yield last
     engine: Any = torch.compile(model) if recipe.compile else model
@@ -102,13 +102,13 @@ def fit(
                 sums = meter.read(_kept(checkpoint))
                 _report(on_step, done, epoch, sums)
             if save:
-                saved = _save(checkpoint, model, optimizer, recipe, done, sums, None, world)
+                saved = _save(checkpoint, model, optimizer, recipe, (done, steps), sums, None, world)
 
         _project(model)
         values = (epoch + 1, done, sums[0] / sums[2], sums[1] / sums[2], rate, time.perf_counter() - started)
         last, sums = dict(zip(_FIGURES, values, strict=True)), [0.0] * 3
         meter.reset(sums)
-        saved = _save(checkpoint, model, optimizer, recipe, done, sums, last, world)
+        saved = _save(checkpoint, model, optimizer, recipe, (done, steps), sums, last, world)
         yield last
         model.train()
 
@@ -174,13 +174,13 @@ def _project(model: nn.Module) -> None:
 
 
 def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, done: int, sums: list[float],
-    last: dict[str, Any] | None, world: World,
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, count: tuple[int, int],
+    sums: list[float], last: dict[str, Any] | None, world: World,
 ) -> float:  # fmt: skip
-    """Write a checkpoint, and return the time."""
+    """Write a checkpoint, and return the time; `count` is the steps done, and those of an epoch."""
     share_buffers(model, world)
     if world.rank == 0:
-        state = {"done": done, "sums": sums, "recipe": asdict(recipe), "last": last}
+        state = {"done": count[0], "steps": count[1], "sums": sums, "recipe": asdict(recipe), "last": last}
         save_checkpoint(path, model, optimizer, state)
     return time.monotonic()
 
@@ -195,15 +195,26 @@ def _is_due(recipe: Recipe, done: int, saved: float, world: World) -> bool:
 
 
 def _resume(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int
 ) -> tuple[int, list[float], dict[str, Any] | None]:
     """Read a checkpoint; return the steps done, the sums of the epoch, and the figures of an epoch that it ends."""
-    state = load_checkpoint(path, model, optimizer, partial(_check_resumed, path, recipe))
+    state = load_checkpoint(path, model, optimizer, partial(_check_resumed, path, recipe, steps))
     return state["done"], state["sums"], state["last"]
 
 
-def _check_resumed(path: Path, recipe: Recipe, state: dict[str, Any]) -> None:
-    """Raise an error if a checkpoint does not say how far its run had come, or is of a run with another recipe."""
+def require_resumable(path: Path, recipe: Recipe, steps: int) -> None:
+    """Refuse a checkpoint, before anything is written, that `fit` would refuse for its recipe or its data.
+
+    Arguments:
+        path: File of the checkpoint.
+        recipe: How to train, with its `lipschitz`.
+        steps: Steps of an epoch.
+    """
+    _check_resumed(path, recipe, steps, load_weights(path, None))
+
+
+def _check_resumed(path: Path, recipe: Recipe, steps: int, state: dict[str, Any]) -> None:
+    """Raise an error if a checkpoint does not say how far it is, or is of a run with another recipe or other data."""
     done, sums, theirs, last = (state.get(key) for key in ("done", "sums", "recipe", "last"))
     if not (type(done) is int and done >= 0 and _are_numbers(sums, 3) and isinstance(theirs, dict)):
         raise CheckpointError(f"{path} does not say how far its run had come: done={done!r}, sums={sums!r}")
@@ -217,6 +228,11 @@ def _check_resumed(path: Path, recipe: Recipe, state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{path} is of a run with {changed[0]}={theirs.get(changed[0])!r}, "
             f"not {ours[changed[0]]!r}; a run is resumed with the recipe it began with"
+        )
+    if state.get("steps", steps) != steps:  # checkpoints of older versions do not have them
+        raise CheckpointError(
+            f"{path} is of a run with {state['steps']!r} steps an epoch, not {steps}; "
+            "a run is resumed with the data it began with"
         )
 
 

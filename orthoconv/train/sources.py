@@ -1,6 +1,6 @@
 """Where the batches of a run come from: images in memory, or a DataLoader of torch."""
 
-__all__ = ["Loader", "Memory", "Source", "source_of"]
+__all__ = ["Loader", "Memory", "Source", "require_batch_size", "source_of"]
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +19,16 @@ from orthoconv.train.recipe import Recipe
 Batch = tuple[Tensor, Tensor]
 
 
+def require_batch_size(n: int, size: int, world: World) -> None:
+    """Refuse a batch of more than the `n` training images, or that the processes cannot share."""
+    if size > n or size % world.size:
+        several = f" and a multiple of the {world.size} processes" if world.size > 1 else ""
+        raise ValueError(
+            f"batch_size must be at most {n}, the number of training images{several}, got {size}; "
+            f"the command line has --recipe.batch_size for it"
+        )
+
+
 class Memory:
     """Images in memory, in an order that depends on the seed and the epoch alone.
 
@@ -31,12 +41,7 @@ class Memory:
 
     def __init__(self, data: Split, recipe: Recipe, world: World, device: torch.device) -> None:
         n, size = len(data.labels), recipe.batch_size
-        if size > n or size % world.size:
-            several = f" and a multiple of the {world.size} processes" if world.size > 1 else ""
-            raise ValueError(
-                f"batch_size must be at most {n}, the number of training images{several}, got {size}; "
-                f"the command line has --recipe.batch_size for it"
-            )
+        require_batch_size(n, size, world)
         fits = data.images.numel() * data.images.element_size() <= budget.DATA_BYTES
         self._data = Split(data.images.to(device), data.labels.to(device)) if fits else data
         self._recipe, self._world, self.steps = recipe, world, n // size

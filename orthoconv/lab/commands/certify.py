@@ -20,6 +20,7 @@ from orthoconv.data.pictures import as_images
 from orthoconv.devices import choose_device
 from orthoconv.lab.file_arguments import picture_files
 from orthoconv.lab.opening import open_model
+from orthoconv.margins import radius_text
 from orthoconv.models.describing import description_of
 from orthoconv.predicting import predict
 
@@ -104,8 +105,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
     cells = [("file", "class", "margin", "radius")]
     for row in rows:
         label = str(row["index"]) if row["class"] is None else f"{row['class']} ({row['index']})"
-        figures = ("-" if row[key] is None else f"{row[key]:.4f}" for key in ("margin", "radius"))
-        cells.append((_printable(row["file"]), _printable(label), *figures))  # type: ignore[arg-type]
+        margin = "-" if row["margin"] is None else f"{row['margin']:.4f}"
+        radius = "-" if row["radius"] is None else radius_text(row["radius"])
+        cells.append((_printable(row["file"]), _printable(label), margin, radius))
     widths = [max(len(line[k]) for line in cells) for k in range(4)]
     lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}" for a, b, c, d in cells]
     return "\n".join([*lines, "No image nearer than its radius (l2, pixels in [0, 1]) has another class."])

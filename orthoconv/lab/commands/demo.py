@@ -2,7 +2,7 @@
 
 __all__ = ["demo"]
 
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from orthoconv.lab.reports import write_report
 from orthoconv.lab.runs import Run
 from orthoconv.lab.training import train_run
 from orthoconv.nn import BaseConv2d, CayleyConv2d
+from orthoconv.nn.arguments import positive_int
 from orthoconv.testing import norm_ratios
 from orthoconv.train import Recipe
 
@@ -38,7 +39,7 @@ def demo(
     Example: orthoconv demo --out runs/demo
 
     Args:
-        out: Folder for the two runs, the report and a picture of one layer.
+        out: Folder for the two runs, the report and a picture of one layer. An earlier demo there is overwritten.
         epochs: Passes over the 1,297 training images.
         attack_examples: Test images to attack.
         apgd_iterations: Iterations of each APGD.
@@ -47,13 +48,14 @@ def demo(
     """
     place = use_device(device)
     recipe = Recipe(epochs=epochs, batch_size=64, augment=False, seed=seed)
-    rows, runs = {}, {}
-    for conv in ("cayley", "plain"):
-        run = runs[conv] = Run(out / conv)
-        if run.config_path.exists():
-            shutil.rmtree(run.folder)
+    positive_int("apgd_iterations", apgd_iterations)  # before the training, not after it
+    rows, runs = {}, {conv: Run(out / conv) for conv in ("cayley", "plain")}
+    for conv, run in runs.items():
+        _require_demo(run, _training(conv, recipe))
+    for conv, run in runs.items():
+        _remove_files(run)
         print(f"\n{conv} layers")
-        train_run(run, Training("digits", ModelSpec(conv=conv, width=0.5), recipe), device=place)
+        train_run(run, _training(conv, recipe), device=place)
         test = run.load_data()[1]
         rows[conv] = evaluate_model(
             run.load_model().to(place), test, run, attack_examples=attack_examples, apgd_iterations=apgd_iterations,
@@ -63,6 +65,29 @@ def demo(
     picture = _picture(out, runs, test)
     print(f"\npicture of a layer: {picture}")
     print(f"report: {write_report(out / 'cayley', [out / 'plain'], place)}")
+
+
+def _training(conv: str, recipe: Recipe) -> Training:
+    return Training("digits", ModelSpec(conv=conv, width=0.5), recipe)
+
+
+def _require_demo(run: Run, training: Training) -> None:
+    """Refuse a folder with a run that is not of an earlier demo, whatever its epochs and its seed were."""
+    if run.config_path.exists():
+        before = run.training
+        recipe = replace(training.recipe, epochs=before.recipe.epochs, seed=before.recipe.seed)
+        if before.config == replace(training, recipe=recipe).config:
+            return
+    elif not (run.metrics_path.exists() or run.checkpoint_path.exists() or run.weights_path.exists()):
+        return
+    raise FileExistsError(f"{run.folder} has a run that is not of a demo; move it away, or pass another --out")
+
+
+def _remove_files(run: Run) -> None:
+    """Remove what an earlier demo has written, and no other file."""
+    paths = (run.config_path, run.metrics_path, run.checkpoint_path, run.initial_path, run.weights_path)
+    for path in (*paths, run.evaluation_path, run.evidence_path, run.folder / "broken.safetensors"):
+        path.unlink(missing_ok=True)
 
 
 def _picture(out: Path, runs: dict[str, Run], test: Split) -> Path:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import threading
+import traceback
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -115,6 +116,13 @@ class Handler(BaseHTTPRequestHandler):
             return service.attack(data, eps) if path == "/attack" else service.certify(data)
         except (DataError, ValueError, TypeError) as error:
             raise RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except RefusedError:
+            raise
+        except Exception as error:  # such as too little memory; the client must not wait for an answer in vain
+            traceback.print_exc()
+            name = type(error).__name__
+            reason = f"the image could not be certified: {name}; the terminal of the server has more"
+            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, reason) from error
         finally:
             self.server.places.release()
 
