@@ -225,10 +225,15 @@ def test_a_change_of_the_code_changes_the_digest(tmp_path: Path, monkeypatch: py
 
 
 def test_every_layer_in_the_results_is_faster_than_the_listing() -> None:
+    """But for the smallest one, which the page names: a step of some milliseconds."""
     record = json.loads((ROOT / "results" / "bench" / "layers.json").read_text())
+    slower = []
     for case in record["cases"]:
         medians = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
-        assert medians["cayley"] < medians["listing"], case
+        slower += [(case["c"], case["o"], case["k"], case["n"])] if medians["cayley"] >= medians["listing"] else []
+    assert slower == [(8, 8, 3, 4)]
+    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
+    assert "In the smallest layer, 8 channels at 4 x 4, a step takes 4 ms, and the listing is faster." in page
 
 
 @pytest.mark.slow

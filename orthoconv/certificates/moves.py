@@ -58,13 +58,16 @@ class _Rows(fx.Interpreter):
         value = super().run_node(n)
         if n.op in ("output", "get_attr") or not (isinstance(value, Tensor) or are_tensors(value)):
             return value
-        if n in self.alone and facts_of(self, n, value) != self.alone[n]:
-            raise TypeError(f"a graph is bounded if it does the same for batches of any size, unlike {n.name}")
         nodes = [a for a in n.all_input_nodes if a.op != "get_attr"]
         lengths = {len(y) for a in nodes for y in tree_leaves(self.env[a]) if isinstance(y, Tensor)}
-        if isinstance(value, Tensor):
-            return self._fresh(n, value, lengths)
-        return type(value)(self._fresh(n, y, lengths) for y in value)
+        single = isinstance(value, Tensor)
+        fresh = self._fresh(n, value, lengths) if single else type(value)(self._fresh(n, y, lengths) for y in value)
+        if n in self.alone and facts_of(self, n, value) != self.alone[n]:
+            raise TypeError(
+                f"a graph is bounded if it keeps the examples of a batch apart and does the same for batches of any size, "
+                f"unlike {n.name}"
+            )
+        return fresh
 
     def _fresh(self, n: fx.Node, value: Tensor, lengths: set[int]) -> Tensor:
         fresh = rows(value.shape, value)
