@@ -64,8 +64,8 @@ class _Rows(fx.Interpreter):
         fresh = self._fresh(n, value, lengths) if single else type(value)(self._fresh(n, y, lengths) for y in value)
         if n in self.alone and facts_of(self, n, value) != self.alone[n]:
             raise TypeError(
-                f"a graph is bounded if it keeps the examples of a batch apart and does the same for batches of any size, "
-                f"unlike {n.name}"
+                f"a graph is bounded if it keeps the examples of a batch apart and does the same for batches of any "
+                f"size, unlike {n.name}"
             )
         return fresh
 
