@@ -11,8 +11,9 @@ transforms, QR takes the place of LU, since the number of threads is not known t
 
 Note [No pivots]: the Hermitian part of M = (I + A) / 2, and of each of its Schur complements, is at least I / 2. So
 each block on the diagonal has an inverse of norm 2 at the most, and no rows need be exchanged: `accretive_inverse`
-eliminates by blocks, in products. Products run at the peak of a processor. oneMKL's inverses of small matrices ran at
-a fifth of it on an AMD processor; by blocks they took 0.55 to 0.75 of the time for orders 32 to 320. Its LU factors are
+eliminates by halves, in products. Products run at the peak of a processor. oneMKL's inverses of small matrices ran at
+a fifth of it on an AMD processor; in products of blocks they took 0.55 to 0.75 of the time for orders 32 to 320, and
+by halves, whose products are larger, 0.75 to 1.0 of that (0.78 at orders 64 and 128). Its LU factors are
 not as slow, so few images are solved for with them. What is lost is accuracy at large norms. In float32, |Q* Q - I| of
 the Cayley transform is as with pivots while |A| is up to 16, up to 3 times that at 32, 5 times at 64, and 16 times
 at 256. So matrices of a Frobenius norm of more than 3 sqrt(n) are left to LAPACK. Up to that norm, random A of ranks 1
@@ -34,7 +35,8 @@ from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.tracing import is_eager
 
 _ORDER = 128  # of matrices up to which torch's batched LU is right, with a margin
-_BLOCKS = {64: 8, 256: 16}  # rows of a block of matrices of up to so many rows; more have blocks of 32, or 64 if real
+_SMALL = 8  # LAPACK inverts matrices of up to so many rows, and blocks of so many in matrices of fewer than 64 rows;
+_BLOCK = {True: 16, False: 64}  # of so many in larger ones, complex or real
 
 
 def inverse(M: Tensor, *, check: bool = False) -> Tensor:
@@ -73,10 +75,10 @@ def accretive_inverse(M: Tensor) -> Tensor:
     >>> torch.dist(M @ accretive_inverse(M.clone()), torch.eye(20)).item() < 1e-5
     True
     """
-    small = M.shape[-1] <= min(_BLOCKS.values())
+    small = M.shape[-1] <= _SMALL
     if small or torch.is_grad_enabled() or not is_eager(M) or not _is_moderate(M):
         return inverse(M)
-    _eliminate(M)
+    _invert(M, _SMALL if M.shape[-1] < 64 else _BLOCK[M.is_complex()])
     return M
 
 
@@ -91,20 +93,22 @@ def _is_moderate(M: Tensor) -> bool:
     return square <= budget.UNPIVOTED_NORM**2 * M.shape[-1]
 
 
-def _eliminate(M: Tensor) -> None:
-    """Overwrite M (f, n, n) by its inverses: the elimination of Gauss and Jordan in blocks, without pivots."""
+def _invert(M: Tensor, least: int) -> None:
+    """Overwrite M (f, n, n) by its inverses: halves by halves, without pivots, down to blocks of `least` rows."""
     n = M.shape[-1]
-    size = next((size for order, size in _BLOCKS.items() if n <= order), 32 if M.is_complex() else 64)
-    for k in range(0, n, size):
-        own = slice(k, k + size)
-        P = torch.linalg.inv_ex(M[:, own, own]).inverse
-        rows, columns = torch.bmm(P, M[:, own]), M[..., own].clone(memory_format=torch.contiguous_format)
-        rows[..., own] = P
-        columns[:, own] = 0
-        columns[:, own].diagonal(dim1=-2, dim2=-1).fill_(-1)
-        M[:, own] = 0
-        M[..., own] = 0
-        M.baddbmm_(columns, rows, alpha=-1)
+    if n <= least:
+        M.copy_(torch.linalg.inv_ex(M).inverse)
+        return
+    h = n // 2 if n < 32 else -(-n // 16) * 8  # rows of eight numbers start in a line of the cache
+    A, B, C, D = M[:, :h, :h], M[:, :h, h:], M[:, h:, :h], M[:, h:, h:]
+    _invert(A, least)
+    AB, CA = torch.bmm(A, B), torch.bmm(C, A)
+    D.sub_(torch.bmm(C, AB))  # the Schur complement
+    _invert(D, least)
+    ABD = torch.bmm(AB, D)
+    A.add_(torch.bmm(ABD, CA))
+    torch.neg(ABD, out=B)
+    torch.neg(torch.bmm(D, CA), out=C)
 
 
 def lu_factor(M: Tensor) -> tuple[Tensor, Tensor]:

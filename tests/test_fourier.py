@@ -84,6 +84,6 @@ def test_spectra_in_float32_lose_no_more_than_rounding() -> None:
 
 
 def test_gradients_of_the_apply_step() -> None:
-    x, D = random(2, 2, 3, 4).requires_grad_(), torch.randn(1, 9, 3, 2, dtype=torch.complex128, requires_grad=True)
+    x, D = random(2, 1, 3, 4).requires_grad_(), torch.randn(1, 9, 2, 1, dtype=torch.complex128, requires_grad=True)
     torch.autograd.gradcheck(fourier.spectral_conv2d, (x, D))
     torch.autograd.gradgradcheck(fourier.spectral_conv2d, (x, D))

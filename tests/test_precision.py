@@ -47,7 +47,7 @@ def test_fewer_channels_never_expand() -> None:
         assert ratios.max() < 1 + 1e-5
         assert ratios.max() < 0.9, "random images lose about half of their energy"
         assert layer.singular_values((8, 8)).max() < 1 + 2e-6 * math.sqrt(128)
-        train(layer, 8, steps=30)
+        train(layer, 8, steps=15)
 
 
 def gram_deviation(D: Tensor) -> float:

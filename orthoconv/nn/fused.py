@@ -60,11 +60,11 @@ def cayley_matrices(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int 
     taps = taps_of(W, size, dilation, groups)
     matrices = taps.matrices()
     if torch.is_grad_enabled() or not is_eager(W):
-        Q = _form(*matrices(slice(None)), wide=taps.wide)
+        Q, _ = _form(*matrices(slice(None)), wide=taps.wide)
     else:
         Q = W.new_empty(len(taps.plane) * groups, len(W) // groups, W.shape[1], dtype=COMPLEX[W.dtype])
         for some in _chunks(taps, 0):
-            Q[some.start * groups : some.stop * groups] = _form(*matrices(some), wide=taps.wide)
+            Q[some.start * groups : some.stop * groups], _ = _form(*matrices(some), wide=taps.wide)
     by_group: Tensor = Q.unflatten(0, (-1, groups))
     return by_group
 
@@ -73,7 +73,7 @@ def cayley_at(W: Tensor, size: Pair, dilation: Pair = (1, 1), groups: int = 1) -
     """The function that gives the transform at some frequencies of the plane, (f g, o, i)."""
     taps = taps_of(W, size, dilation, groups)
     matrices = taps.matrices()
-    return lambda some: _form(*matrices(some), wide=taps.wide)
+    return lambda some: _form(*matrices(some), wide=taps.wide)[0]
 
 
 def _convolve(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> Tensor:
@@ -96,8 +96,7 @@ def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[T
     Y, keeps = _room(p, X, x, g * (n + rest if larger else n)), _keeps_factors(taps, len(x))
     for some in _chunks(taps, len(x)):
         T = p.take(X, some, g)
-        factors = _factor(*matrices(some), rows=len(x), wide=taps.wide)
-        S = _product(T, factors, wide=taps.wide, adjoint=adjoint)
+        S, factors = _applied(T, *matrices(some), wide=taps.wide, adjoint=adjoint)
         p.put(Y, some, g, S)
         if not torch.is_grad_enabled():
             T[..., :n] += S[..., :n]
@@ -121,12 +120,18 @@ def _gradients(
     parts = list(_chunks(taps, len(x)))
     each = len(kept) // len(parts)
     matrices = taps.matrices() if each == 1 else None
+    rest = taps.rest() if each > 1 and budget.has_cache(x.device) else None
     for k, some in enumerate(parts):
         before, *factors = kept[k * each : (k + 1) * each]
         if matrices is not None:
-            factors = [*_factor(*matrices(some), rows=len(x), wide=taps.wide)]
+            M, V = matrices(some)
+            factors = [*_factor(M, len(x))]
+        elif rest is not None:
+            V = rest(some)
+        else:
+            V = factors.pop() if len(factors) == 3 else None
         T = p.take(G, some, g)
-        S = _product(T, tuple(factors), wide=taps.wide, adjoint=not adjoint)
+        S = _product(T, tuple(factors), V, wide=taps.wide, adjoint=not adjoint)
         if GX is not None:
             p.put(GX, some, g, S)
         T[..., :n] += S[..., :n]
@@ -165,16 +170,33 @@ def _keeps_factors(taps: Taps, rows: int) -> bool:
     return taps.m.shape[-1] <= budget.FACTORS_KEPT * rows
 
 
-def _factor(M: Tensor, V: Tensor | None, *, rows: int, wide: bool) -> tuple[Tensor, ...]:
-    """What `_product` needs: Q; or, for large matrices and few rows, the factors of M, and V."""
+def _applied(X: Tensor, M: Tensor, V: Tensor | None, *, wide: bool, adjoint: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Q x, or Q* x, for each row x of X (f, b, i), and what is kept for the gradient.
+
+    On a CPU that is what `_factor` gives, and V is summed again. That takes more kernels, so an accelerator keeps Q, or
+    the factors and V.
+    """
+    again = V is None or budget.has_cache(X.device)
+    if _inverts(M, X.shape[1]):
+        Q, top = _form(M, V, wide=wide)
+        return X @ (Q.conj() if adjoint else Q.mT), (top if again else Q,)
+    factors = lu_factor(M)
+    return _product(X, factors, V, wide=wide, adjoint=adjoint), factors if V is None or again else (*factors, V)
+
+
+def _inverts(M: Tensor, rows: int) -> bool:
+    """Whether M (f g, n, n) is inverted; for large matrices and few rows it is factored."""
     many = rows >= budget.INVERTED_ROWS * M.shape[-1]
-    if many or not (budget.has_cache(M.device) or M.shape[-1] > budget.INVERTED_ORDER):
-        return (_form(M, V, wide=wide),)
-    return *lu_factor(M), M[:, :0] if V is None else V
+    return many or not (budget.has_cache(M.device) or M.shape[-1] > budget.INVERTED_ORDER)
 
 
-def _form(M: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
-    """Q from M, which may be overwritten, and -V."""
+def _factor(M: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """What `_product` needs of M, which may be overwritten: R - I, or the factors of M."""
+    return (_form(M, None, wide=False)[1],) if _inverts(M, rows) else lu_factor(M)
+
+
+def _form(M: Tensor, V: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:
+    """Q from M, which may be overwritten, and -V; and R - I, its square block."""
     R = accretive_inverse(M)
     other = () if V is None else (R @ V if wide else V @ R,)
     if torch.is_grad_enabled():
@@ -182,22 +204,25 @@ def _form(M: Tensor, V: Tensor | None, *, wide: bool) -> Tensor:
     else:
         top = R
         top.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return torch.cat((top, *other), dim=-1 if wide else -2) if other else top
+    return torch.cat((top, *other), dim=-1 if wide else -2) if other else top, top
 
 
-def _product(X: Tensor, factors: tuple[Tensor, ...], *, wide: bool, adjoint: bool) -> Tensor:
-    """Q x, or Q* x, for each row x of X (f, b, i)."""
+def _product(X: Tensor, factors: tuple[Tensor, ...], V: Tensor | None, *, wide: bool, adjoint: bool) -> Tensor:
+    """Q x, or Q* x, for each row x of X (f, b, i), from what `_factor` gives and -V."""
+    n, narrows = factors[0].shape[-1], wide != adjoint
+    N = None if V is None else V.conj() if adjoint else V.mT
     if len(factors) == 1:
-        return X @ (factors[0].conj() if adjoint else factors[0].mT)
-    LU, pivots, V = factors
-    n = LU.shape[-1]
-    N, T = V.conj() if adjoint else V.mT, X[..., :n]
-    if wide != adjoint:
-        T = torch.baddbmm(T, X[..., n:], N)
-    Z: Tensor = torch.linalg.lu_solve(LU, pivots, T.mT, adjoint=adjoint).mT
-    if wide != adjoint or not V.numel():
-        return Z - X[..., :n]
-    return torch.cat((Z - X, Z @ N), dim=-1)
+        P = factors[0].conj() if adjoint else factors[0].mT
+        if N is None:
+            return X @ P
+        if narrows:
+            T = X[..., n:] @ N
+            return T.baddbmm_(X[..., :n] + T, P)
+        S = X @ P
+        return torch.cat((S, (S + X) @ N), dim=-1)
+    T = X[..., :n] if N is None or not narrows else torch.baddbmm(X[..., :n], X[..., n:], N)
+    Z: Tensor = torch.linalg.lu_solve(*factors, T.mT, adjoint=adjoint).mT
+    return Z - X[..., :n] if N is None or narrows else torch.cat((Z - X, Z @ N), dim=-1)
 
 
 def _chunks(taps: Taps, rows: int) -> Iterator[slice]:

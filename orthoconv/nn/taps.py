@@ -6,7 +6,8 @@ sines times others: one real product gives real and imaginary parts side by side
 
 __all__ = ["Taps", "accumulate", "gathered", "taps_of"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from orthoconv import budget
+from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.fourier import offsets
 from orthoconv.nn.arguments import Pair
 from orthoconv.planes import Plane, plane
@@ -41,14 +43,19 @@ class Taps(NamedTuple):
 
     def matrices(self) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
         """Return the function that gives M and -V, (f g, ...), at some frequencies."""
-        m, v = _spread(self.m), None if self.v is None else _spread(torch.cat((self.v, self.v)))
+        m, rest = _spread(self.m), self.rest()
 
         def some_of(some: slice) -> tuple[Tensor, Tensor | None]:
             M = _sum(self.phases[0].direct[some], m)
             M.diagonal(dim1=-2, dim2=-1).add_(0.5)
-            return M, None if v is None else _sum(self.phases[1].direct[some], v)
+            return M, rest(some)
 
         return some_of
+
+    def rest(self) -> Callable[[slice], Tensor | None]:
+        """Return the function that gives -V alone."""
+        v = None if self.v is None else _spread(torch.cat((self.v, self.v)))
+        return lambda some: None if v is None else _sum(self.phases[1].direct[some], v)
 
 
 def taps_of(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
@@ -57,12 +64,10 @@ def taps_of(W: Tensor, size: Pair, dilation: Pair, groups: int) -> Taps:
     W = W.unflatten(0, (groups, -1))  # (g, o, i, kh, kw)
     o, i = W.shape[1:3]
     n, wide = min(o, i), i > o
-    K, V = W[:, :n, :n].flatten(3), W[:, :, n:] if wide else W[:, n:]
+    K, V = W[:, :n, :n].flatten(3).permute(3, 0, 1, 2), W[:, :, n:] if wide else W[:, n:]  # K (t, g, n, n)
     phases, sign = _phases(size, k, dilation, o == i, W.dtype, W.device)
     if o != i:  # of two taps of the correlation at opposite offsets the first is enough; the last one is at the centre
-        S = _correlation(V, wide=wide).flatten(3)
-        K = torch.cat((K, S[..., : S.shape[3] // 2 + 1]), dim=3)
-    K = K.permute(3, 0, 1, 2)  # (t, g, n, n)
+        K = torch.cat((K, _correlation(V, wide=wide)))
     other = K.mT * sign
     m = torch.cat((K + other, K - other))
     v = None if o == i else V.flatten(3).permute(3, 0, 1, 2)
@@ -92,15 +97,48 @@ def gathered(taps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _correlation(V: Tensor, *, wide: bool) -> Tensor:
-    """Kernel (g, n, n, 2 kh - 1, 2 kw - 1) of V* V, or of V V* if V is wide, for V (g, o, i, kh, kw)."""
-    V = V if wide else V.transpose(1, 2)
-    pad, conv = [n - 1 for n in V.shape[3:]], F.conv2d if V.ndim == 5 else F.conv3d
-    if budget.has_cache(V.device) or len(V) == 1:
-        S = torch.stack([conv(K, K, padding=pad) for K in V])
+    """Taps (t, g, n, n) of V* V, or of V V* if V is wide, up to the centre, for V (g, o, i, kh, kw)."""
+    V = V if wide else V.transpose(1, 2)  # (g, n, r, kh, kw)
+    if budget.has_cache(V.device):
+        S = with_gradient(
+            (V.movedim((1, 2), (-1, -2)).contiguous(),), _products, lambda P: (_products(P), ()), _products_gradient
+        )
     else:  # one kernel for all groups
+        pad, conv = [n - 1 for n in V.shape[3:]], F.conv2d if V.ndim == 5 else F.conv3d
         S = conv(V.transpose(0, 1).flatten(1, 2), V.flatten(0, 1), padding=pad, groups=len(V))
-        S = S.unflatten(1, (len(V), -1)).transpose(0, 1)
-    return S if wide else S.transpose(1, 2)
+        S = S.unflatten(1, (len(V), -1)).transpose(0, 1).flatten(3).permute(3, 0, 1, 2)
+        S = S[: len(S) // 2 + 1]
+    return S if wide else S.mT
+
+
+def _products(P: Tensor) -> Tensor:
+    """Sums of a^T b over the taps a and b of P (g, kh, kw, r, n) at each distance, up to the centre: (t, g, n, n).
+
+    A convolution would multiply by its padding, too: five times the operations for 3 x 3 taps.
+    """
+    pairs = _overlaps(P.shape[1:-2])
+    return torch.stack([P[first].flatten(1, -2).mT @ P[second].flatten(1, -2) for first, second in pairs])
+
+
+def _products_gradient(grad: Tensor, needed: object, inputs: tuple[Tensor], kept: object) -> Tensors:
+    (P,) = inputs
+    total = torch.zeros_like(P)
+    for G, (first, second) in zip(grad, _overlaps(P.shape[1:-2]), strict=True):
+        a, b = P[first], P[second]
+        total[first] += (b.flatten(1, -2) @ G.mT).view(b.shape)
+        total[second] += (a.flatten(1, -2) @ G).view(a.shape)
+    return (total,)
+
+
+def _overlaps(k: Sequence[int]) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Taps of a kernel of that size that lie at each distance from each other, up to the centre; after all groups."""
+    sides = [[(slice(max(0, d), n + min(0, d)), slice(max(0, -d), n - max(0, d))) for d in range(1 - n, n)] for n in k]
+    pairs = list(product(*sides))
+    whole = slice(None)
+    return [
+        ((whole, *(first for first, _ in pair)), (whole, *(second for _, second in pair)))
+        for pair in pairs[: len(pairs) // 2 + 1]
+    ]
 
 
 @tensor_cache
