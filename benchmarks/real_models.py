@@ -35,6 +35,47 @@ TIMM = """resnet18 resnet26d resnet26t resnetv2_50 seresnet18 legacy_seresnet18 
     convnext_atto_ols inception_next_atto edgenext_xx_small mobilevit_xxs efficientvit_b0 shvit_s1 swiftformer_xs
     mambaout_femto poolformerv2_s12 fastvit_t8 dla46_c dla60_res2net regnetz_005 fbnetv3_b tf_efficientnetv2_b0
     mobilenet_edgetpu_100 resnetv2_50d_gn resnetv2_50d_evos resnetv2_50x1_bit"""
+TIMM_SMALL = """lcnet_050 mobilenetv2_035 mobilenetv3_small_075 tinynet_d mnasnet_small dla46x_c dla60x_c
+    test_convnext3 test_efficientnet_ln test_efficientnet_evos"""
+_QUARTER: dict[str, Any] = {"channels": (16, 32, 64, 128)}
+_HALF: dict[str, Any] = {"channels": (32, 64, 128, 256)}
+_ALIKE: dict[str, dict[str, Any]] = {  # models of timm that take the same arguments, and these arguments
+    "resnet10t resnet14t resnet18 resnet26d resnet26t seresnet18 skresnet18 ecaresnet26t resnest14d": _QUARTER,
+    "resnetv2_18": _QUARTER,
+    "res2net50_14w_8s": {**_QUARTER, "base_width": 16, "layers": (1, 1, 1, 1)},
+    "resnext50_32x4d": {**_QUARTER, "cardinality": 4, "base_width": 16, "layers": (1, 1, 1, 1)},
+    "resnetv2_50": {**_HALF, "layers": (1, 1, 2, 1), "stem_chs": 16},
+    "nf_resnet26 nf_seresnet26 nf_ecaresnet26": {**_HALF, "depths": (1, 1, 2, 1)},
+    "nf_regnet_b0": {**_QUARTER, "depths": (1, 1, 2, 1), "num_features": 128},
+    "regnetx_002 regnety_002 regnetz_005": {"depth": 8, "w0": 16, "wa": 16.0, "wm": 2.0, "group_size": 8},
+    "gernet_s repvgg_a0": {"width_factor": 0.25},
+    "convnext_atto convnext_atto_ols convnext_zepto_rms convnextv2_atto mambaout_femto": {
+        "dims": (8, 16, 32, 64), "depths": (1, 1, 2, 1),
+    },
+    "inception_next_atto": {"dims": (16, 32, 64, 96), "depths": (1, 1, 2, 1)},
+    "starnet_s050 starnet_s1": {"base_dim": 8, "depths": [1, 1, 2, 1]},
+    "fasternet_t0": {"embed_dim": 16, "feature_dim": 128},
+    "repvit_m0_9": {"embed_dim": (16, 32, 48, 64), "depth": (1, 1, 2, 1)},
+    "densenet121": {"growth_rate": 8, "block_config": (2, 2, 2, 2)},
+    "dla34": {"channels": (8, 8, 16, 32, 64, 128)},
+    "rexnet_100 rexnetr_100": {"width_mult": 0.3, "initial_chs": 8, "final_chs": 90},
+    "vovnet39a eca_vovnet39b ese_vovnet19b_slim": {
+        "stem_chs": (16, 16, 16), "stage_conv_chs": (16, 16, 32, 32), "stage_out_chs": (32, 32, 64, 64),
+        "layer_per_block": 3,
+    },
+}  # fmt: skip
+TIMM_NARROW = {name: options for names, options in _ALIKE.items() for name in names.split()}
+_UNET: dict[str, Any] = {"decoder_channels": (32, 24, 16, 16, 8)}
+SMP_NARROW: dict[str, dict[str, Any]] = {  # decoders with fewer channels, on the encoder test_resnet of timm
+    "Unet": _UNET,
+    "UnetPlusPlus": _UNET,
+    "Linknet": {},
+    "FPN": {"decoder_pyramid_channels": 32, "decoder_segmentation_channels": 32},
+    "PSPNet": {"psp_out_channels": 32},
+    "DeepLabV3Plus": {"decoder_channels": 16},
+    "PAN": {"decoder_channels": 16},
+    "UPerNet": {"decoder_channels": 16},
+}
 SMP = "Unet UnetPlusPlus Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus MAnet PAN"
 OWN = 10
 _SIZES = {"vit": 224, "mixer": 224, "inception": 96, "ghostnetv2": 64}  # of timm's models that need more than 32
@@ -50,21 +91,48 @@ def models() -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
             size = 96 if name == "inception_v3" else 64 if name in ("alexnet", "squeezenet1_0", "squeezenet1_1") else 32
             size = 224 if name in ("vit_b_16", "swin_t") else size
             yield "torchvision", name, lambda n=name, o=options: getattr(tv, n)(**o), (3, size, size)
+        yield from _torchvision_narrow(tv)
     if cv := _package("pytorchcv.model_provider"):
         for names, size in ((PYTORCHCV, 32), (PYTORCHCV_LARGE, 224)):
             for name in names.split():
                 yield "pytorchcv", name, lambda n=name: cv.get_model(n, num_classes=OWN), (3, size, size)
     if timm := _package("timm"):
-        for name in TIMM.split():
+        for name in f"{TIMM} {TIMM_SMALL}".split():
             size = next((n for word, n in _SIZES.items() if word in name), 32)
             yield "timm", name, lambda n=name: timm.create_model(n, num_classes=OWN), (3, size, size)
+        for name, options in TIMM_NARROW.items():
+            yield (
+                "timm",
+                f"{name} narrow",
+                lambda n=name, o=options: timm.create_model(n, num_classes=OWN, **o),
+                (3, 32, 32),
+            )
     if smp := _package("segmentation_models_pytorch"):
         for name in SMP.split():
             size = 128 if name == "PAN" else 64
             make = lambda n=name: getattr(smp, n)("resnet18", encoder_weights=None, classes=4)  # noqa: E731
             yield "smp", name, make, (3, size, size)
+        for name, options in SMP_NARROW.items():
+            encoder = {"encoder_name": "tu-test_resnet", "encoder_weights": None, "classes": 4}
+            size = 128 if name == "PAN" else 64
+            yield "smp", f"{name} narrow", lambda n=name, o=encoder | options: getattr(smp, n)(**o), (3, size, size)
     if nets := _package("monai.networks.nets"):
         yield from _monai(nets)
+
+
+def _torchvision_narrow(tv: Any) -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
+    convnext = tv.convnext.CNBlockConfig
+    makers: dict[str, Make] = {
+        "mobilenet_v2": lambda: tv.mobilenet_v2(num_classes=OWN, width_mult=0.25),
+        "mnasnet": lambda: tv.MNASNet(0.25, num_classes=OWN),
+        "densenet": lambda: tv.DenseNet(8, (2, 2, 2, 2), 16, num_classes=OWN),
+        "shufflenet_v2": lambda: tv.ShuffleNetV2([2, 2, 2], [8, 16, 32, 64, 128], num_classes=OWN),
+        "convnext": lambda: tv.ConvNeXt(
+            [convnext(8, 16, 1), convnext(16, 32, 1), convnext(32, None, 2)], num_classes=OWN
+        ),
+    }
+    for name, make in makers.items():
+        yield "torchvision", f"{name} narrow", make, (3, 32, 32)
 
 
 def _monai(nets: Any) -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
@@ -87,6 +155,24 @@ def _monai(nets: Any) -> Iterator[tuple[str, str, Make, tuple[int, ...]]]:
         "LocalNet": lambda: nets.LocalNet(2, 1, 8, (0, 1, 2), out_channels=4),
         "VNet": lambda: nets.VNet(**plane),
         "HighResNet": lambda: nets.HighResNet(**plane),
+        "ResNet_small": lambda: nets.ResNet("basic", [1, 1, 1, 1], [8, 16, 32, 64], 2, 1, num_classes=4),
+        "ResNet_bottleneck": lambda: nets.ResNet("bottleneck", [1, 1, 1, 1], [8, 16, 32, 64], 2, 1, num_classes=4),
+        "Regressor": lambda: nets.Regressor((1, 32, 32), (4,), (8, 16), (2, 2)),
+        "UNet_plain": lambda: nets.UNet(**plane, channels=(8, 16, 32, 64), strides=(2, 2, 2), act="prelu"),
+        "DynUNet_small": lambda: nets.DynUNet(
+            **plane, kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[8, 16, 32]
+        ),
+        "Quicknat": lambda: nets.Quicknat(4, 1, 8),
+        "HighResNet_small": lambda: nets.HighResNet(
+            **plane,
+            layer_params=(
+                {"name": "conv_0", "n_features": 8, "kernel_size": 3},
+                {"name": "res_1", "n_features": 8, "kernels": (3, 3), "repeat": 2},
+                {"name": "res_2", "n_features": 16, "kernels": (3, 3), "repeat": 2},
+                {"name": "conv_1", "n_features": 16, "kernel_size": 1},
+                {"name": "conv_2", "kernel_size": 1},
+            ),
+        ),
         "Classifier": lambda: nets.Classifier((1, 32, 32), 4, (8, 16), (2, 2)),
     }
     for name, make in makers.items():

@@ -365,3 +365,63 @@ def test_deep_networks_start_near_the_identity_and_shallow_ones_do_not() -> None
 
     shallow, deep = scales(20), scales(21)
     assert max(deep) < 0.3 * min(shallow)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Upsample(scale_factor=2, mode="linear"), (2, 5)),
+        (nn.Upsample(7), (2, 5)),
+        (nn.Upsample(scale_factor=2, mode="trilinear"), (1, 2, 3, 2)),
+        (nn.Upsample(scale_factor=2, mode="trilinear", align_corners=True), (1, 2, 3, 2)),
+        (nn.Upsample((3, 4, 5)), (1, 2, 3, 4)),
+        (Own(lambda m, x: F.interpolate(x, size=(4, 3), mode="area")), (2, 6, 7)),
+        (Own(lambda m, x: F.interpolate(x, size=4, mode="area")), (2, 6)),
+        (Own(lambda m, x: F.interpolate(x, size=(2, 2, 3), mode="area")), (1, 3, 4, 5)),
+    ],
+)
+def test_resizing_of_all_ranks_is_the_same_map_divided_by_its_norm(module: nn.Module, shape: tuple[int, ...]) -> None:
+    old = dense_matrix(module, shape)
+    new = dense_matrix(convert(module.double(), shape), shape)
+    norm = float(torch.linalg.matrix_norm(old, 2))
+    torch.testing.assert_close(new, old / norm, rtol=0, atol=1e-6)
+    assert lipschitz_bound(convert(module, shape), shape) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize(
+    "move", [lambda x: torch.roll(x, 2, 2), lambda x: x.roll((1, 3), (2, 3)), lambda x: torch.rot90(x, 1, (2, 3)),
+             lambda x: x.moveaxis(1, 3)],
+)  # fmt: skip
+def test_moves_of_entries_are_permutations(move: Callable[[Tensor], Tensor]) -> None:
+    new, x = convert(Own(lambda m, x: move(x)), SHAPE), torch.rand(3, *SHAPE)
+    assert torch.equal(new(x), move(x))
+    assert lipschitz_bound(new, SHAPE) == 1
+
+
+@pytest.mark.parametrize(
+    "mix", [lambda x: torch.roll(x, 1, 0), lambda x: torch.roll(x, 1), lambda x: torch.rot90(x, 2, (0, 2))]
+)
+def test_moves_between_the_examples_of_a_batch_are_refused(mix: Callable[[Tensor], Tensor]) -> None:
+    model = Own(lambda m, x: mix(x))
+    with pytest.raises(ConversionError, match="keep the examples of a batch apart"):
+        convert(model, SHAPE)
+    with pytest.raises(TypeError, match="examples of a batch"):
+        lipschitz_bound(model, SHAPE)
+
+
+def test_rms_norm_becomes_a_shift() -> None:
+    new = convert(nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8), nn.GELU(), nn.Linear(8, 2)), (6,))
+    assert [type(m) for m in new.children()][1:3] == [Shift, MaxMin]
+    assert next(iter(new.children())).out_features == new.get_submodule("1").bias.numel()
+
+
+def test_models_that_cannot_be_copied_are_refused() -> None:
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.Conv2d(4, 4, 3, padding=1))
+    with pytest.raises(ConversionError, match=r"Conv2d cannot be copied; use torch\.nn\.utils\.parametrizations"):
+        convert(layer, SHAPE)
+
+
+def test_parts_without_a_bound_have_a_remedy() -> None:
+    with pytest.raises(ConversionError, match=r"(?s)part without a bound.*slices such as x\[:, :8\]"):
+        convert(Own(lambda m, x: x[:, [0, 0]]), SHAPE)

@@ -312,7 +312,7 @@ def test_bad_arguments_are_refused() -> None:
             convert(nn.Linear(3, 3), shape)
     with pytest.raises(ValueError, match=r"got a tensor of shape \(2, 3\)$"):
         convert(nn.Linear(3, 3), torch.rand(2, 3))
-    with pytest.raises(TypeError, match="takes a module of torch, got 'x'"):
+    with pytest.raises(TypeError, match=r"a model must be a module \(torch\.nn\.Module\), got 'x'"):
         convert("x", (3,))
 
 

@@ -18,7 +18,7 @@ from orthoconv.conversion.refusals import NO_RULE
 from orthoconv.conversion.registry import Joined, rule_for
 from orthoconv.conversion.weights import keep_weights as copy_weights
 from orthoconv.conversion.weights import start_near_identity
-from orthoconv.modules import zeros_for
+from orthoconv.modules import require_module, zeros_for
 from orthoconv.nn import CayleyConvTranspose2d, LOTConvTranspose2d
 from orthoconv.nn.methods import conv_method, find_layer, linear_method
 
@@ -26,6 +26,11 @@ _SHALLOW = 20  # layers; random ones keep enough of the signal then, and learn f
 _UNTRACEABLE = (
     "Write this part so that no value of a tensor decides what is computed, of modules and functions of torch; or give "
     "its class a rule by orthoconv.register_conversion, which takes its place as a whole"
+)
+
+_UNBOUNDED = (
+    "Select entries by slices such as x[:, :8] in place of lists and masks, and keep the examples of a batch apart; or "
+    "put a module in its place that has a rule (orthoconv.conversion.conversion_rules lists them)"
 )
 
 
@@ -84,8 +89,7 @@ def convert(
     >>> lipschitz_bound(convert(model, (3, 8, 8)), (3, 8, 8)) < 1 + 1e-5
     True
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"convert takes a module of torch, got {model!r}")
+    require_module(model)
     layers = _layers(conv, linear, keep_weights)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     x = zeros_for(model, input_shape)
@@ -138,7 +142,13 @@ def _trace(model: nn.Module, x: Tensor) -> Traced:
     name, shape = type(model).__name__, tuple(x.shape[1:])
     if scripted := [k or name for k, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
         raise ConversionError(f"{scripted[0]} is a scripted module; convert the module that it was made from")
-    twin = copy.deepcopy(model).eval()
+    try:
+        twin = copy.deepcopy(model).eval()
+    except Exception as error:  # such as those of torch.nn.utils.weight_norm
+        raise ConversionError(
+            f"{name} cannot be copied; use torch.nn.utils.parametrizations, such as its weight_norm, for tensors that "
+            f"are computed from parameters. The reason: {error}"
+        ) from error
     try:
         with torch.no_grad():
             y = twin(x.repeat(2, *[1] * len(shape)))
@@ -149,7 +159,8 @@ def _trace(model: nn.Module, x: Tensor) -> Traced:
             f"{name} must return one tensor, got {type(y).__name__}; convert a module that returns just one of them"
         )
     try:
-        return trace(twin, x, _is_part, lambda m, path: None)
+        with torch.no_grad():
+            return trace(twin, x, _is_part, lambda m, path: None)
     except UntraceableError as error:
         raise ConversionError(f"{error}\n{_UNTRACEABLE}") from error
 
@@ -174,6 +185,6 @@ def _check(new: fx.GraphModule, x: Tensor, before: dict[str, torch.Size]) -> Non
     try:
         bound = lipschitz_bound(new, x.shape[1:])
     except TypeError as error:  # what a rule has put there has no bound
-        raise ConversionError(f"the new network has a part without a bound: {error}") from error
+        raise ConversionError(f"the new network has a part without a bound: {error}\n{_UNBOUNDED}") from error
     if bound > 1 + 1e-3:
         raise ConversionError(f"the bound is {bound:.4g}: layers of orthoconv.nn are kept as they are, and some expand")

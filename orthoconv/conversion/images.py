@@ -89,7 +89,7 @@ register_conversion(
 )  # fmt: skip
 register_conversion(nn.AdaptiveAvgPool2d, make=adaptive, proof=_BY_ITS_NORM)
 register_conversion(
-    nn.AdaptiveMaxPool2d, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, nn.ReflectionPad2d,
+    nn.AdaptiveMaxPool2d, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, nn.ReflectionPad2d,
     nn.ReplicationPad2d, nn.CircularPad2d, make=scaled, proof=_BY_ITS_NORM,
 )  # fmt: skip
 register_conversion(

@@ -23,7 +23,7 @@ _ACTIVATION_NAMES = (
 )  # fmt: skip
 _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d,
-    nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm,
+    nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
 )  # fmt: skip
 _OF_SEQUENCES = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
                  nn.AvgPool1d)  # whose axis of channels comes before that of the entries  # fmt: skip
@@ -84,7 +84,7 @@ def _linear(part: Part) -> nn.Module:
 def _activation(part: Part) -> nn.Module:
     shape = part.inputs[0]
     tokens = len(shape) == 3 and not isinstance(part.before, _OF_SEQUENCES)  # (b, n, c)
-    axis = len(shape) - 1 if tokens or isinstance(part.before, nn.Linear | nn.LayerNorm) else 1
+    axis = len(shape) - 1 if tokens or isinstance(part.before, nn.Linear | nn.LayerNorm | nn.RMSNorm) else 1
     if len(shape) < 2 or shape[axis] % 2 or part.scores:  # sorted pairs of scores would favour every other class
         return nn.ReLU()
     return MaxMin() if axis == 1 and len(shape) != 3 else MaxMin(axis)
@@ -95,7 +95,7 @@ def _norm(part: Part) -> nn.Module:
     shape = part.inputs[0]
     if getattr(m, "weight", None) is None and getattr(m, "bias", None) is None:
         return nn.Identity()
-    numbers = m.normalized_shape if isinstance(m, nn.LayerNorm) else (shape[1], *[1] * (len(shape) - 2))
+    numbers = m.normalized_shape if isinstance(m, nn.LayerNorm | nn.RMSNorm) else (shape[1], *[1] * (len(shape) - 2))
     return part.once(lambda: Shift(numbers))
 
 
@@ -152,7 +152,9 @@ register_conversion(
 register_conversion(*_NORMS, make=_norm, proof="A number for each channel is added, which keeps distances.")
 register_conversion(*_NORM_NAMES, make=_named_norm, proof="Numbers are added, which keeps distances.")
 register_conversion(*_NORM_ACTIVATIONS, make=_evolved, proof="Numbers are added; MaxMin permutes entries.")
-register_conversion(nn.LocalResponseNorm, make=lambda part: nn.Identity(), proof="The identity keeps distances.")
+register_conversion(
+    nn.LocalResponseNorm, nn.CrossMapLRN2d, make=lambda part: nn.Identity(), proof="The identity keeps distances."
+)
 register_conversion(
     nn.Dropout,
     nn.Dropout1d,

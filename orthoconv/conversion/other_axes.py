@@ -5,7 +5,7 @@ __all__: list[str] = []
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -96,14 +96,52 @@ def _pool_of_volumes(rule: Make, pool: Pool) -> Make:
         pixels = math.prod(out)
         slices = _image(part, pool(part.module, (1, 2)), (c * d, *size), (c * d, *out))
         columns = _image(part, pool(part.module, (0, None)), (c, d, pixels), (c, depth, pixels))
-        return nn.Sequential(
-            nn.Flatten(1, 2), rule(slices), nn.Unflatten(1, (c, d)),
-            nn.Flatten(3, 4), rule(columns), nn.Unflatten(3, tuple(out)),
-        )  # fmt: skip
+        return _by_slices(c, d, (depth, *out), rule(slices), rule(columns))
 
     return make
 
 
+def _by_slices(c: int, d: int, out: tuple[int, ...], slices: nn.Module, columns: nn.Module) -> nn.Module:
+    """For volumes (c, d, h, w): a module of images for each slice, and one for images with a column for each pixel."""
+    return nn.Sequential(
+        nn.Flatten(1, 2), slices, nn.Unflatten(1, (c, d)), nn.Flatten(3, 4), columns, nn.Unflatten(3, out[1:])
+    )
+
+
+def _resizing(part: Part) -> nn.Module:
+    """Resizing of images; that of sequences as images of one row, that of volumes slice by slice, then by depth."""
+    m: Any = part.module
+    (c, *size), out = part.inputs[0][1:], tuple(part.output[2:])
+    if m.mode == "area":
+        return _resized_means(part)
+    if len(size) == 2:
+        return scaled(part)
+    mode = m.mode.replace("trilinear", "bilinear") if len(size) == 3 else m.mode.replace("linear", "bilinear")
+
+    def resize(before: Sequence[int], after: tuple[int, ...]) -> nn.Module:
+        module = nn.Upsample(cast("Any", after), mode=mode, align_corners=m.align_corners)
+        return scaled(_image(part, module, before, (before[0], *after)))
+
+    if len(size) == 1:
+        return _rows(resize((c, 1, *size), (1, *out)), *size)
+    pixels = math.prod(out[1:])
+    return _by_slices(
+        c, size[0], out, resize((c * size[0], *size[1:]), out[1:]), resize((c, size[0], pixels), (out[0], pixels))
+    )
+
+
+def _resized_means(part: Part) -> nn.Module:
+    """Resizing by means over areas, which are those of an adaptive pool."""
+    out = tuple(part.output[2:])
+    kinds: dict[int, Any] = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
+    rules: dict[int, Make] = {1: _pool_of_rows(adaptive, adaptive_means), 2: adaptive,
+                              3: _pool_of_volumes(adaptive, adaptive_means)}  # fmt: skip
+    return rules[len(out)](replace(part, module=kinds[len(out)](out if len(out) > 1 else out[0])))
+
+
+register_conversion(
+    nn.Upsample, make=_resizing, proof="It is divided by its own norm; volumes are resized one axis after the other."
+)
 register_conversion(
     nn.Conv1d, make=_sequences, proof="An orthogonal convolution of images with one row, cut or padded by zeros."
 )

@@ -13,8 +13,9 @@ from orthoconv.conversion.registry import Part, register_conversion
 
 _ATTENTION = "products of two values of the network (attention) have no Lipschitz constant; use convolutions instead"
 _REMEDIES: dict[tuple[Any, ...], str] = {
-    (nn.MultiheadAttention, F.scaled_dot_product_attention, torch.matmul, operator.matmul, "matmul", "__matmul__",
-     torch.bmm, "bmm", torch.einsum): _ATTENTION,
+    (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
+     F.scaled_dot_product_attention, torch.matmul, operator.matmul, "matmul", "__matmul__",
+     torch.bmm, "bmm", torch.baddbmm, "baddbmm", torch.einsum): _ATTENTION,
     (nn.LogSoftmax, nn.Softmax2d, F.log_softmax, torch.log_softmax, "log_softmax"):
         "certificates speak of logits; leave the softmax out, and let the loss take it",
     (nn.ConvTranspose3d, F.conv_transpose3d):
@@ -25,6 +26,16 @@ _REMEDIES: dict[tuple[Any, ...], str] = {
         "products of two values have no Lipschitz constant; use nn.ReLU or orthoconv.nn.MaxMin",
     (F.normalize, torch.norm, "norm", torch.linalg.vector_norm):
         "a division by a norm has no Lipschitz constant near 0; leave it out",
+    (nn.LPPool1d, nn.LPPool2d, nn.LPPool3d, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, nn.FractionalMaxPool2d,
+     nn.FractionalMaxPool3d, F.fractional_max_pool2d, F.fractional_max_pool3d):
+        "use a mean (nn.AvgPool2d) or a maximum (nn.MaxPool2d)",
+    (nn.Hardshrink, nn.Tanhshrink, nn.Softmin, F.hardshrink, F.tanhshrink, F.softmin, torch.where, "where",
+     torch.masked_fill, "masked_fill", torch.sin, "sin", torch.cos, "cos", torch.erf, "erf"):
+        "use an activation of torch such as nn.ReLU, nn.Softshrink or nn.Softmax",
+    (torch.sort, "sort", torch.argsort, "argsort", torch.topk, "topk", torch.median, "median", torch.cumsum, "cumsum",
+     torch.prod, "prod", torch.logsumexp, "logsumexp", torch.index_select, "index_select", torch.gather, "gather"):
+        "select entries by slices such as x[:, :8], and reduce axes by mean or nn.AdaptiveMaxPool2d",
+    (torch.addmm, "addmm", torch.addbmm, F.bilinear): "use nn.Linear",
     (nn.MaxUnpool2d, F.max_unpool2d): "it needs indices of a maximum; use nn.Upsample or nn.ConvTranspose2d",
     (F.grid_sample, nn.Fold, nn.Unfold, F.unfold, F.fold):
         "it repeats or moves pixels by values; use strides, nn.PixelShuffle or nn.PixelUnshuffle",
