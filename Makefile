@@ -1,6 +1,8 @@
 # Each target sets up what it needs: a virtual environment in .venv, with the versions of constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+# Without bytecode, every process compiles the package and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo docs test test-slow test-long records records-pause records-resume lint format clean
 .DEFAULT_GOAL := help

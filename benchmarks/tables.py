@@ -128,7 +128,8 @@ def write(page: Path = PAGE) -> None:
 def stale() -> list[str]:
     """Return the names of the records that are of other code than this."""
     records = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    return [name for name, record in records.items() if record.get("code") != code_digest()]
+    code = code_digest()
+    return [name for name, record in records.items() if record.get("code") != code]
 
 
 if __name__ == "__main__":

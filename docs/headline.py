@@ -27,9 +27,10 @@ def record(chosen: dict[str, str]) -> dict[str, Any]:
 def certified(chosen: dict[str, str]) -> str:
     """Certified accuracy of one run."""
     run = record(chosen)
-    evaluation, minutes = run["evaluation"], run["seconds"] / 60
+    evaluation, minutes = run["evaluation"], (run.get("started_from", {}).get("seconds", 0) + run["seconds"]) / 60
     threads = run["hardware"]["threads"]
-    at_eps, clean, images = (evaluation[k] for k in ("certified_at_eps", "clean", "examples"))
+    clean, images = evaluation["clean"], evaluation["examples"]
+    at_eps = evaluation.get("certified_locally_at_eps", evaluation["certified_at_eps"])
     return (
         f"| **{100 * at_eps:.1f} % certified** | of all {images:,} test images of CIFAR-10 at radius 36/255, "
         f"{100 * clean:.1f} % clean: {chosen['network']}, {_epochs(run)}, "
@@ -40,6 +41,7 @@ def certified(chosen: dict[str, str]) -> str:
 def _epochs(run: dict[str, Any]) -> str:
     """How long a network was trained, or each of those whose mean it is."""
     epochs, members = run["config"]["recipe"]["epochs"], run["config"]["model"].get("members", 1)
+    epochs += run.get("started_from", {}).get("epochs", 0)
     return f"{epochs} epochs" if members == 1 else f"the mean of {members} networks of {epochs} epochs"
 
 

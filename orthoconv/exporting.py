@@ -37,6 +37,8 @@ def export(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     True
     """
     model = uncompiled(unwrapped(model))
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise TypeError(f"{type(model).__name__} is scripted, or a part of it is; export what it was made from")
     require_copyable(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     shapes = _shapes(model, input_shape)

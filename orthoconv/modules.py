@@ -6,13 +6,17 @@ __all__ = [
     "leaf_inputs",
     "reduced_products",
     "replace_modules",
+    "require_module",
+    "require_number",
     "uncompiled",
     "zeros_for",
 ]
 
 import copy
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +29,36 @@ class LeafInput(NamedTuple):
     name: str
     module: nn.Module
     x: Tensor
+
+
+def require_module(model: object) -> None:
+    """Raise an error unless `model` is a module.
+
+    >>> require_module("resnet18")
+    Traceback (most recent call last):
+    ...
+    TypeError: a model must be a module (torch.nn.Module), got 'resnet18'
+    """
+    if isinstance(model, nn.Module):
+        return
+    given = f"a tensor of shape {tuple(model.shape)}" if isinstance(model, Tensor) else reprlib.repr(model)
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        given = f"the class {model.__name__} itself; call it to make a module"
+    elif isinstance(model, Mapping):
+        given = f"a {type(model).__name__}; if it holds weights, give the model that has loaded them"
+    raise TypeError(f"a model must be a module (torch.nn.Module), got {given}")
+
+
+def require_number(name: str, value: Any) -> None:
+    """Raise an error unless `value` is a number, of Python, NumPy or torch.
+
+    >>> require_number("lipschitz", "1")
+    Traceback (most recent call last):
+    ...
+    TypeError: lipschitz must be a number, got '1'
+    """
+    if isinstance(value, str) or not hasattr(value, "__float__") or getattr(value, "ndim", False):
+        raise TypeError(f"{name} must be a number, got {reprlib.repr(value)}")
 
 
 def replace_modules(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
@@ -98,13 +132,13 @@ def leaf_inputs(model: nn.Module, x: Tensor) -> list[LeafInput]:
 
 def zeros_for(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
     """Return a batch of one zero input of that shape, with the dtype and device of the model's tensors."""
-    if not isinstance(input_shape, Sequence) or any(not isinstance(n, int) or n < 0 for n in input_shape):
+    if not isinstance(input_shape, Sequence) or any(not isinstance(n, Integral) or n < 0 for n in input_shape):
         given = (
             f"a tensor of shape {tuple(input_shape.shape)}" if isinstance(input_shape, Tensor) else repr(input_shape)
         )
         raise ValueError(f"input_shape must be the shape of one input, such as (3, 32, 32), got {given}")
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
-    return torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device)
+    return torch.zeros(1, *map(int, input_shape), dtype=like.dtype, device=like.device)
 
 
 @contextmanager

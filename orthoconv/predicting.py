@@ -2,6 +2,7 @@
 
 __all__ = ["Prediction", "Predictions", "predict"]
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,10 @@ from orthoconv.certificates import certify
 from orthoconv.data.pictures import Picture, as_images
 from orthoconv.devices import move
 from orthoconv.margins import margin, radius_text
-from orthoconv.models.describing import description_of
-from orthoconv.modules import zeros_for
+from orthoconv.models.describing import checked_names, description_of
+from orthoconv.modules import require_module, zeros_for
 
+_STEP = 1.05  # by which radii grow that local certificates are tried for
 _CHUNK = 256
 
 
@@ -97,6 +99,7 @@ def predict(
     *,
     resize: bool | Sequence[int] = False,
     class_names: Sequence[str] | None = None,
+    local: bool = False,
 ) -> Predictions:
     """Return the class of each image, and the radius within which no image has another class.
 
@@ -109,6 +112,7 @@ def predict(
             image; the path of an image file, or its bytes; or a list of these. Bytes from 0 to 255 or floats in [0, 1].
         resize: Whether to scale images of another size to that of the network; or a height and a width.
         class_names: Names of the classes, if the network does not know them; see `models.describe`.
+        local: Whether to look for larger radii by local certificates, in steps of a twentieth; see `certify`.
 
     >>> import torch
     >>> from orthoconv.nn import CayleyLinear
@@ -117,16 +121,28 @@ def predict(
     >>> prediction.name in ("cat", "dog") and prediction.radius <= prediction.margin / 2**0.5
     True
     """
+    require_module(model)
     known = description_of(model)
     x = as_images(images, known.input_shape, resize).to(zeros_for(model, ()).dtype)
     certificates = certify(model, _with_classes(model, x))
-    names = known.class_names if class_names is None else tuple(class_names)
+    if local:
+        certificates = certify(model, _with_classes(model, x), _levels(certificates.radius), local=True)
+    names = known.class_names if class_names is None else checked_names(class_names)
     if names is not None and len(names) != certificates.logits.shape[1]:
         raise ValueError(f"the network has {certificates.logits.shape[1]} classes, but {len(names)} names: {names}")
     lead = margin(certificates.logits, certificates.labels)
     return Predictions(
         x, certificates.logits, certificates.labels, lead, certificates.radius, certificates.lipschitz, names
     )
+
+
+def _levels(radius: Tensor) -> list[float]:
+    """Return radii from the smallest of some up to twice the largest, each a twentieth more than the one before."""
+    known = radius[(radius > 0) & radius.isfinite()].double()
+    if not len(known):
+        return [0.0]
+    low, high = float(known.min()), 2 * float(known.max())
+    return [low * _STEP**k for k in range(1 + int(math.log(high / low) / math.log(_STEP)))]
 
 
 def _with_classes(model: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

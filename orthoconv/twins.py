@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from orthoconv.certificates.double import keep_parametrized
+from orthoconv.certificates.double import keep_parametrized, require_all_double
 from orthoconv.exporting import export
 from orthoconv.modules import leaf_inputs, zeros_for
 from orthoconv.nn.arguments import Pair, pair
@@ -67,6 +67,8 @@ class Twins(nn.Module):
     def __init__(self, model: nn.Module, input_shape: Sequence[int]) -> None:
         super().__init__()
         self.single, self.double_ = export(model, input_shape), export_in_double(model, input_shape)
+        with torch.no_grad():
+            require_all_double(self.double_, zeros_for(model, input_shape))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.single(images)

@@ -1,25 +1,58 @@
+import functools
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 torch.set_num_threads(1)  # the tests are small: more threads wait for each other longer than they work
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+for device in (torch.cuda, torch.xpu, torch.mtia):
+    if not device.is_available():  # torch.manual_seed formats the call stack for each of them: 2 ms inside pytest
+        device.manual_seed_all = lambda seed: None
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting modules and tests again and again: they live until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """Seed each test, and undo what `orthoconv bench` does to its process: it would tie both workers to one core."""
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Seed each test, and keep commands from changing the process of the tests.
+
+    `orthoconv bench` would tie both workers to one core; `orthoconv records run` would lower their priority for good.
+    """
     torch.manual_seed(0)
+    monkeypatch.setattr(os, "nice", lambda increment: 0)
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
     if CORES is not None and os.sched_getaffinity(0) != CORES:
         os.sched_setaffinity(0, CORES)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_onnx_registry() -> Iterator[None]:
+    """Keep the table of operators that each `torch.onnx.export` makes anew from 500 functions, in two seconds."""
+    export = torch.onnx.export
+
+    def export_by_one_table(*args: Any, **options: Any) -> Any:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        if not isinstance(ONNXRegistry.from_torchlib, functools._lru_cache_wrapper):
+            ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+        return export(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", export_by_one_table)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -153,7 +153,7 @@ def test_bad_arguments(args: list[str], message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_kept_memory_is_not_cleared_again() -> None:
-    """Pages that the system hands out, counted with and without."""
+    """Pages that the system hands out, with and without; the least of three counts, since it may reclaim some."""
     code = """
 import resource, sys, torch
 from orthoconv.allocator import keep_freed_memory
@@ -163,10 +163,12 @@ for k in range(12):
     torch.ones(2**24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    faults = {
-        mode: int(subprocess.run([sys.executable, "-c", code, mode], capture_output=True, text=True, check=True).stdout)
-        for mode in ("keep", "give back")
-    }
+
+    def count(mode: str) -> int:
+        command = [sys.executable, "-c", code, mode]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    faults = {mode: min(count(mode) for _ in range(3)) for mode in ("keep", "give back")}
     assert faults["keep"] < 0.2 * faults["give back"]
 
 

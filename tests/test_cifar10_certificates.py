@@ -27,7 +27,7 @@ def broken_by_pgd(model: nn.Module, x: Tensor, labels: Tensor, radius: Tensor, s
 
 def count(model: nn.Module, part: Split, attack: Attack, factor: float = 1.0) -> tuple[int, int]:
     """Attack each certified image at so many times its radius; return how many there were, and how many broke."""
-    radii = factor * certify(model, batches(part, CHUNK)).radius
+    radii = factor * certify(model, batches(part, CHUNK), local=True).radius
     model.requires_grad_(False)
     with frozen(model):
         chunks = zip(batches(part, CHUNK), radii.split(CHUNK), strict=True)

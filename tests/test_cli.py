@@ -362,7 +362,7 @@ def test_an_evaluation_with_a_false_bound_is_caught(demo) -> None:
 import orthoconv.lab.evaluation as evaluation
 from orthoconv.lab.cli import COMMANDS, main
 honest = evaluation.certify
-evaluation.certify = lambda model, batches, eps: honest(model, batches, eps, lipschitz=1e-3)
+evaluation.certify = lambda model, batches, eps, **options: honest(model, batches, eps, lipschitz=1e-3)
 main(["evaluate", {str(demo[0] / "cayley")!r}, "--attack_examples", "100", "--apgd_iterations", "5", "--eps", "0.6"])
 """
     result = run(code=code)

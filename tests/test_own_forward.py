@@ -154,7 +154,16 @@ def test_wrappers_are_looked_through(name: str) -> None:
 
 def test_models_compiled_in_place_are_those_before() -> None:
     """``model.compile()``, of the whole and of a part with its own forward; anything else in its place is refused."""
-    model, x = Network().eval(), torch.rand(4, 4, 6, 6)
+
+    class Light(nn.Module):  # layers of torch, which compile in a moment
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(4, 4, 3, padding="same", padding_mode="circular"), nn.Linear(144, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(torch.flatten(torch.relu(self.conv(x)), 1))
+
+    model, x = Light().eval(), torch.rand(4, 4, 6, 6)
     bound, y = lipschitz_bound(model, (4, 6, 6)), model(x)
 
     class Around(nn.Module):

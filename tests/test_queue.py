@@ -7,8 +7,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
@@ -260,19 +258,24 @@ def test_a_lock_names_who_holds_it(tmp_path) -> None:
         pass
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path) -> None:
-    code = "import sys, time; from pathlib import Path; from orthoconv.lab.locks import locked\n"
-    code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    command, root = [sys.executable, "-c", code, str(tmp_path)], Path(data.__file__).parents[2]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        assert holder(tmp_path) == process.pid
+def hold(folder: Path) -> None:
+    """In a process of its own: the lock, until it is killed."""
+    with locked(folder):
+        time.sleep(60)
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(processes, tmp_path) -> None:
+    process = processes.Process(target=hold, args=(tmp_path,))
+    process.start()
+    try:
+        assert comes_true(lambda: holder(tmp_path) == process.pid, seconds=60)
         with pytest.raises(LockedError, match=rf"process {process.pid} on "), locked(tmp_path):
             raise AssertionError("two at once")
         with pytest.raises(SystemExit, match=re.escape(f"{tmp_path} is in use by process {process.pid}")):
             main(["train", "--out", str(tmp_path)])
+    finally:
         process.kill()
+        process.join()
     assert (tmp_path / "lock").exists()
     with locked(tmp_path):
         assert holder(tmp_path) == os.getpid()

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from orthoconv.lab.cli import main
 from orthoconv.lab.configs import Training
 from orthoconv.lab.runs import Run
 from orthoconv.train import CheckpointError, save_weights
+from orthoconv.weights import read
 
 SMALL = ("--model.width", "0.25", "--recipe.epochs", "1", "--recipe.augment", "false", "--examples", "256")
 
@@ -69,23 +68,6 @@ def test_a_run_and_its_weights_are_loaded_without_data(trained, no_data) -> None
 def test_the_shipped_file_can_be_loaded_by_its_path(name: str) -> None:
     path, x = Path(models.__file__).parent / f"{name}.safetensors", torch.rand(2, 3, 32, 32)
     assert torch.equal(models.load(path)(x), models.pretrained(name)(x))
-
-
-def test_the_shipped_file_needs_nothing_of_the_lab() -> None:
-    """What a base install lacks is blocked; what it has is in pyproject.toml."""
-    code = """
-import sys
-for name in ("jinja2", "jsonargparse", "matplotlib", "PIL", "yaml", "tqdm"):
-    sys.modules[name] = None
-import orthoconv
-orthoconv.models.pretrained("kwlarge_cayley_cifar10")
-print(*sorted({m.partition(".")[0] for m in sys.modules} & {"numpy", "safetensors"}))
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == "numpy safetensors\n", result.stderr
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    base = re.search(r"^dependencies = (.*)$", text, flags=re.M).group(1)
-    assert re.findall(r'"(\w+)>=', base) == ["numpy", "safetensors", "torch"]
 
 
 def test_runs_of_version_0_1_0_are_loaded_with_their_data(trained, copy, no_data, monkeypatch) -> None:
@@ -241,6 +223,51 @@ def test_a_division_is_part_of_a_run_and_old_digests_stay(tmp_path) -> None:
     with pytest.raises(SystemExit, match="is a run with data_seed 5, not 6"):
         main([*run, "--resume", "--data_seed", "6"])
     main(["train", "--out", str(tmp_path / "run"), "--resume"])
+
+
+def test_a_run_starts_from_another_one(trained, tmp_path) -> None:
+    """With its weights; a mean with those of a mean, member by member, and nothing with those of another network."""
+    layers = ["conv 8 s2", "maxmin", "flatten", "head"]
+    small = ["--data", "digits", "--model.layers", json.dumps(layers), "--recipe.epochs", "1", "--examples", "256"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    main(["train", "--out", str(first), *small, "--model.members", "2", "--threads", "1"])
+    main(["train", "--out", str(second), *small, "--model.members", "2", "--threads", "1", "--start", str(first)])
+    for k in range(2):
+        before, after = (
+            read(f / f"member{k}" / f"{n}.safetensors")[0] for f, n in ((first, "model"), (second, "initial"))
+        )
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert Run(second).config["start"] == str(first)
+    assert Run(second / "member1").config["start"] == f"{first}#1"
+    alone = ["train", "--out", str(tmp_path / "alone"), *small, "--start"]
+    for start, message in (
+        (str(first), "is the mean of 2 networks; start with one of them"),
+        (f"{first}#2", "must name one of 2 networks, #0 to #1"),
+        (str(trained), "is another network than the one to train"),
+        (str(tmp_path / "none"), "is neither the folder of a run"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main([*alone, start])
+
+
+def test_images_that_changed_are_neither_tested_nor_trained_on(tmp_path) -> None:
+    """One more image changes the division, so that the new test images may be old training images."""
+    images, run = write_images(tmp_path / "images"), tmp_path / "run"
+    main(["train", "--data", str(images), "--out", str(run), *OWN])
+    train, test = Run(run).load_data()
+    first = images / "cat" / "0.png"
+    shutil.copy(first, images / "cat" / "11.png")
+    both = data.load("folder", images)
+    seen = {x.numpy().tobytes() for x in train.images} & {x.numpy().tobytes() for x in both[1].images}
+    assert seen, "an image that the network was trained on is a test image now"
+    with pytest.raises(data.DataError, match=r"images has other images than when .*run was trained"):
+        Run(run).load_data()
+    with pytest.raises(SystemExit, match="run was trained on other images than there are now"):
+        main(["train", "--out", str(run), "--resume"])
+    assert len(Run(run).load_data(split=1)[1].labels) == 21, "all of them, on purpose"
+    (images / "cat" / "11.png").unlink()
+    assert torch.equal(Run(run).load_data()[1].images, test.images)
 
 
 def test_a_single_class_is_refused(tmp_path) -> None:

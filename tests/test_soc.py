@@ -66,7 +66,7 @@ def test_exponential_and_its_gradient_are_those_of_torch(norm: float, dtype: tor
 def test_second_derivatives_of_the_exponential() -> None:
     W = torch.randn(2, 3, 3, dtype=torch.complex128, requires_grad=True)
     torch.autograd.gradcheck(linalg.skew_exponential, W)
-    torch.autograd.gradgradcheck(linalg.skew_exponential, W)
+    torch.autograd.gradgradcheck(linalg.skew_exponential, W[:1].detach().requires_grad_())
 
 
 @pytest.mark.parametrize("norm", [1e-3, 1.0, 1e6])

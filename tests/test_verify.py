@@ -168,6 +168,7 @@ def test_rounding_is_no_fault_and_growth_still_is(monkeypatch) -> None:
 def test_orthogonal_in_float32_up_to_weights_of_1e5(layer, shape, rank_one: bool) -> None:
     """Beyond a norm the transform is found in float64, in training as in eval mode."""
     layer = copy.deepcopy(layer)
+    layer.reset_parameters()  # by the seed of the test, not by what was imported before it
     with torch.no_grad():
         if rank_one:
             W = layer.weight.flatten(1)

@@ -121,11 +121,19 @@ def _whole_links(parts: list[str]) -> list[str]:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn formulas into MathML, which browsers draw without any script."""
+    """Turn formulas into MathML, which browsers draw without any script, and class the cells of tables."""
 
     def formula(match: re.Match[str]) -> str:
         latex, block = html.unescape(match[2]), match[1] == "div"
         latex = latex.strip().removeprefix(r"\[" if block else r"\(").removesuffix(r"\]" if block else r"\)")
         return convert(latex.strip(), display="block" if block else "inline")
 
-    return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', formula, content, flags=re.S)
+    content = re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', formula, content, flags=re.S)
+    return re.sub(r"<td(?=[ >])(.*?)>(.*?)</td>", _sized_cell, content, flags=re.S)
+
+
+def _sized_cell(match: re.Match[str]) -> str:
+    """Class a cell of a table by the length of its text, for the layout on narrow screens (site.css)."""
+    length = len(html.unescape(re.sub(r"<.*?>", "", match[2], flags=re.S)).strip())
+    name = "short" if length <= 30 else "long" if length > 40 else ""
+    return match[0] if not name or "class=" in match[1] else f'<td class="{name}"{match[1]}>{match[2]}</td>'

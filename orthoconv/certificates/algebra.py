@@ -1,6 +1,6 @@
 """How a function, and the rounding of its computation, grow from layer to layer."""
 
-__all__ = ["UNIT", "Growth", "identity", "leaf"]
+__all__ = ["UNIT", "Growth", "identity", "leaf", "product"]
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class Growth:
         carry = after.lipschitz + after.relative
         return Growth(
             self.unit,
-            _product(after.lipschitz, self.lipschitz),
+            product(after.lipschitz, self.lipschitz),
             after.lipschitz * self.offset + after.offset,
             carry * self.relative + after.relative * self.lipschitz,
             carry * self.absolute + after.relative * self.offset + after.absolute,
@@ -116,6 +116,10 @@ def leaf(
     return Growth(unit, lipschitz, offset, relative, absolute)
 
 
-def _product(a: float, b: float) -> float:
-    """Product of two bounds, which does not underflow to 0."""
-    return max(a * b, _SMALLEST[UNIT[torch.float64]]) if a and b else a * b
+def product(a: float, b: float) -> float:
+    """Product of two factors, which does not underflow to 0.
+
+    >>> product(1e-200, -1e-200)
+    -2.2250738585072014e-308
+    """
+    return math.copysign(max(abs(a * b), _SMALLEST[UNIT[torch.float64]]), a * b) if a and b else a * b

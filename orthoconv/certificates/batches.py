@@ -1,6 +1,6 @@
 """Whether the examples of a batch stay apart; a bound is found for one example, and holds for each only if they do."""
 
-__all__ = ["require_apart", "rows"]
+__all__ = ["require_apart", "require_input_kept", "rows"]
 
 from collections.abc import Sequence
 
@@ -27,6 +27,19 @@ def require_apart(module: nn.Module, x: Tensor, path: str) -> Tensor:
     if y.shape[:1] != (1,) or together.shape != (2, *y.shape[1:]) or not _close(together, torch.cat(alone)):
         raise TypeError(f"{what} mixes the examples of a batch, for inputs of shape {tuple(x.shape[1:])}")
     return y
+
+
+def require_input_kept(module: nn.Module, x: Tensor, path: str) -> None:
+    """Raise an error if the module changes its input, of the shape of `x`; other parts of a model may need it."""
+    one = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    pair = torch.cat((one, -one))
+    given = pair.clone()
+    module(given)
+    if given._version or not torch.equal(given, pair):  # an edit of `given.data` does not count as a version
+        raise TypeError(
+            f"{path} ({type(module).__name__}) changes its input, which other parts may need; it is bounded only if "
+            f"nothing inside works in place on what it is given: let it begin with a copy, x.clone()"
+        )
 
 
 def rows(shape: Sequence[int], like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 import orthoconv.certificates.resampling
 import orthoconv.certificates.sequences  # noqa: F401
 from orthoconv.certificates.algebra import UNIT, Growth, identity, leaf
-from orthoconv.certificates.batches import require_apart
+from orthoconv.certificates.batches import require_apart, require_input_kept
 from orthoconv.certificates.graphs import follow
 from orthoconv.certificates.own_forward import graph_of, is_own, require_same
 from orthoconv.certificates.rules import Rule, rule_of
@@ -118,16 +118,23 @@ class Walk:
         def child(name: str, inner: nn.Module, y: Tensor) -> Growth:
             return self._grow(inner, y, f"{path}.{name}")
 
+        def part(name: str, inner: nn.Module, y: Tensor) -> Growth:
+            grown = child(name, inner, y)
+            require_input_kept(inner, y, f"{path}.{name}")
+            return grown
+
         module = unwrapped(module)
         if is_own(module):
-            return _own(module, x, path, child)
+            return _own(module, x, path, part)
         rule = rule_of(module, path)
         if isinstance(module, nn.Sequential):
             return _sequential(module, x, child, self._unit)
         if isinstance(module, Combination):
-            return _finite(module.growth(x, child), f"{path} ({type(module).__name__})")
+            grown = module.growth(x, child if module.copies_input else part)
+            module(x.clone())  # its parts must fit together
+            return _finite(grown, f"{path} ({type(module).__name__})")
         if isinstance(module, fx.GraphModule):
-            return follow(module, x, child)
+            return follow(module, x, part)
         what = f"{path} ({type(module).__name__})"
         return _finite(self._leaf(module, rule, x, path), what)
 

@@ -3,10 +3,11 @@
 __all__ = ["EPS", "Certificates", "certified_radius", "certify"]
 
 import math
+import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,16 @@ from orthoconv import budget
 from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.bounds import Walk
 from orthoconv.certificates.display import curve, in_levels, table
-from orthoconv.certificates.double import in_double
+from orthoconv.certificates.double import in_double, require_all_double
 from orthoconv.certificates.downward import certain, rounded_down
-from orthoconv.certificates.heads import pairwise_radius, pairwise_rates
+from orthoconv.certificates.heads import pairwise_radius, pairwise_rates, pairwise_reach
+from orthoconv.certificates.local import Branch, branches_of, proven_radius, require_sum
 from orthoconv.certificates.own_forward import bounded_form
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
 from orthoconv.margins import check_labels, margin
-from orthoconv.modules import in_eval_mode
+from orthoconv.modules import in_eval_mode, require_module, require_number
 from orthoconv.nn.reparametrized import frozen
 from orthoconv.tracing import full_precision
 
@@ -49,6 +51,7 @@ class Certificates(NamedTuple):
             `certify` was called with rounding=False.
         head: What the radius rests on: "pairwise", the bound of each pair of classes (see `pairwise_radius`), or
             "lipschitz", that of all logits together.
+        by_lipschitz: Radii without local certificates, (b,); None if `certify` was called without local=True.
 
     >>> from orthoconv.nn import CayleyLinear
     >>> model, x = CayleyLinear(4, 3), torch.rand(5, 4)
@@ -66,6 +69,7 @@ class Certificates(NamedTuple):
     eps: tuple[float, ...]
     slack: Tensor | None = None
     head: Literal["pairwise", "lipschitz"] = "lipschitz"
+    by_lipschitz: Tensor | None = None
 
     @property
     def correct(self) -> Tensor:
@@ -80,7 +84,12 @@ class Certificates(NamedTuple):
     @property
     def certified_accuracy(self) -> dict[float, float]:
         """For each eps, the fraction of examples whose class no perturbation of norm eps changes."""
-        return {eps: float((self.radius > eps).double().mean()) for eps in self.eps}
+        return _shares(self.radius, self.eps)
+
+    @property
+    def certified_by_lipschitz(self) -> dict[float, float]:
+        """The same without local certificates."""
+        return _shares(self.radius if self.by_lipschitz is None else self.by_lipschitz, self.eps)
 
     def __repr__(self) -> str:
         at = ", ".join(f"{share:.1%} at {in_levels(eps)}" for eps, share in self.certified_accuracy.items())
@@ -110,6 +119,7 @@ def certified_radius(logits: Tensor, labels: Tensor, lipschitz: float = 1.0, sla
     >>> certified_radius(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1]))
     tensor([1.4142, 0.0000])
     """
+    require_number("lipschitz", lipschitz)
     if not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     given = torch.as_tensor(slack)
@@ -132,6 +142,7 @@ def certify(
     lipschitz: float | None = None,
     *,
     rounding: bool = True,
+    local: bool = False,
 ) -> Certificates:
     """Certify all examples of `batches`, with the bound of `lipschitz_bound` unless another is given.
 
@@ -143,6 +154,11 @@ def certify(
     bound of the layers before it and the distances of the rows of its matrix. Such a radius is never smaller than that
     of `certified_radius`, and the last layer need not be orthogonal.
 
+    With ``local=True``, `certify` looks once more at each image whose radius falls short of one of the `eps`. It bounds
+    how fast the logits approach each other near this image, which is slower than their Lipschitz constant says
+    (docs/maths.md). If that proves the class within eps, the radius becomes eps and a little more. This is for networks
+    of affine layers and MaxMin, and for means of them.
+
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had. See `lipschitz_bound`.
         batches: Pairs of images and labels, on the device of the model or another, where the results will be.
@@ -151,66 +167,165 @@ def certify(
             one that is given, radii are those of `certified_radius`.
         rounding: Whether to allow for rounding, which takes three times as long; without, the formulas are
             those of exact arithmetic.
+        local: Whether to prove more by local certificates; needs rounding, and the bound of `lipschitz_bound`.
 
     >>> from orthoconv.nn import CayleyLinear
     >>> model, x = nn.Sequential(nn.Flatten(), CayleyLinear(16, 3)), torch.rand(5, 1, 4, 4)
     >>> certify(model, [(x, model(x).argmax(1))]).clean_accuracy
     1.0
     """
-    eps = (eps,) if isinstance(eps, int | float) else tuple(eps)
-    if bad := [e for e in eps if not e >= 0]:
-        raise ValueError(f"eps must be at least 0, got {bad[0]!r}")
-    logits: list[Tensor] = []
-    labels: list[Tensor] = []
-    slack: list[Tensor] = []
-    shape: torch.Size | None = None
-    rates, walk = None, Walk(torch.float64)
-    with in_eval_mode(model), frozen(model), full_precision(torch.empty(0, device=device_of(model))):
-        near, exact = in_reach_of_double(unwrapped(model)), None
-        for x, y in batches:
-            if shape is None:
-                shape = x.shape[1:]
-                form = bounded_form(near, shape) if rounding or lipschitz is None else near
-                exact = in_double(form) if rounding else None
-                grown = walk.growth(near, shape) if rounding or lipschitz is None else None
-                if lipschitz is None and grown is not None:
-                    lipschitz = max(grown.lipschitz, _TINY)
-                    rates = pairwise_rates(form, partial(_bound, walk, shape))
-            if x.shape[1:] != shape:
-                raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
-            if not bool(torch.isfinite(x).all()):
-                raise ValueError(
-                    f"certify takes finite inputs, got {int((~torch.isfinite(x)).sum())} entries that are not"
-                )
+    require_module(model)
+    eps = _norms(eps)
+    if lipschitz is not None:
+        require_number("lipschitz", lipschitz)
+    if local and (lipschitz is not None or not rounding):
+        raise ValueError(
+            f"local needs rounding=True and no lipschitz, got rounding={rounding}, lipschitz={lipschitz!r}"
+        )
+    basis: _Basis | None = None
+    parts: list[tuple[Tensor, ...]] = []
+    precise = full_precision(torch.empty(0, device=device_of(model)))
+    with torch.inference_mode(False), torch.no_grad(), in_eval_mode(model), frozen(model), precise:
+        near = in_reach_of_double(unwrapped(model))
+        for x, y in map(_pair, _iterable(batches)):
+            basis = basis or _basis(near, x[:1], lipschitz, rounding, local)
+            _require_input(x, basis.shape)
             home = y.device if budget.has_double(y.device) else torch.device("cpu")
             (x,) = move(model, x)
-            computed = model(x.clone())  # whose first layer may work in place
-            logits.append(computed.to(home))
-            check_labels(y, computed.shape[-1])
-            labels.append(y.to(home).long())
-            if exact is not None:
-                assert grown is not None
-                slack.append(_slack(exact, grown, x, computed).to(home))
-    if lipschitz is None or not logits:
+            logits = model(x.clone())  # whose first layer may work in place
+            check_labels(y, logits.shape[-1])
+            slack = basis.slack(x, logits).to(home)
+            scores, labels = logits.to(home), y.to(home).long()
+            radius = basis.radius(scores, labels, slack)
+            parts.append((scores, labels, radius, slack, basis.proven(x, logits, labels, slack, eps).to(home)))
+    if basis is None:
         raise ValueError("certify needs at least one batch, got none")
-    scores, classes, slacks = torch.cat(logits), torch.cat(labels), torch.cat(slack) if rounding else None
-    values, error = (scores, scores.new_zeros(())) if slacks is None else (scores.double(), slacks)
-    radius = certified_radius(values, classes, lipschitz, error)
-    if rates is not None:
-        radius = radius.maximum(pairwise_radius(values, classes, rates.to(values.device), slack=error))
-    if slacks is not None:
-        radius = rounded_down(radius, scores.dtype)
-    rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if rates is None else "pairwise"
-    return Certificates(scores, classes, radius, lipschitz, eps, slacks, rests_on)
+    scores, labels, radius, slack, proven = map(torch.cat, zip(*parts, strict=True))
+    longer = radius.maximum(rounded_down(proven, radius.dtype))
+    rests_on: Literal["pairwise", "lipschitz"] = "lipschitz" if basis.rates is None else "pairwise"
+    slacks, by_lipschitz = slack if rounding else None, radius if local else None
+    return Certificates(scores, labels, longer, basis.lipschitz, eps, slacks, rests_on, by_lipschitz)
+
+
+def _shares(radius: Tensor, eps: Sequence[float]) -> dict[float, float]:
+    return {e: float((radius > e).double().mean()) for e in eps}
+
+
+class _Basis(NamedTuple):
+    """What certificates for inputs of one shape rest on.
+
+    Attributes:
+        shape: Shape of an input.
+        lipschitz: Lipschitz bound of the logits.
+        rates: Bounds of the differences of two logits, if the model ends in a linear layer.
+        grown: How rounding errors grow in `exact`.
+        exact: The model in float64; None if rounding is left out.
+        branches: The model, taken apart for local certificates; empty without them.
+    """
+
+    shape: torch.Size
+    lipschitz: float
+    rates: Tensor | None
+    grown: Growth | None
+    exact: nn.Module | None
+    branches: list[Branch]
+
+    def slack(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Bound of the rounding error of each example: measured against `exact`, whose own error `grown` bounds."""
+        if self.exact is None or self.grown is None:
+            return logits.new_zeros(len(logits))
+        x = in_double_near(x)
+        slack: Tensor = row_norms(in_double_near(logits) - self.exact(x.clone())) + self.grown.error(row_norms(x))
+        return slack.nan_to_num(nan=math.inf, posinf=math.inf)  # of logits that overflow nothing is known
+
+    def radius(self, logits: Tensor, labels: Tensor, slack: Tensor) -> Tensor:
+        """Radii by the Lipschitz bounds."""
+        if self.exact is None:
+            values, error = logits, logits.new_zeros(())
+        else:
+            values, error = logits.double(), slack
+        radius = certified_radius(values, labels, self.lipschitz, error)
+        if self.rates is not None:
+            radius = radius.maximum(pairwise_radius(values, labels, self.rates.to(values.device), slack=error))
+        return radius if self.exact is None else rounded_down(radius, logits.dtype)
+
+    def proven(self, x: Tensor, logits: Tensor, labels: Tensor, slack: Tensor, eps: Sequence[float]) -> Tensor:
+        """Radii by local certificates, where those by the Lipschitz bounds are smaller; 0 elsewhere, in float64."""
+        x, logits = in_double_near(x).clone(), in_double_near(logits)
+        if not self.branches or self.grown is None or self.exact is None:
+            return torch.zeros_like(logits[:, 0])
+        require_sum(self.branches, self.exact, x[:1], self.grown.error)
+        labels, slack, rates = labels.to(logits.device), slack.to(logits.device), self.rates
+        if rates is None:  # no linear layer at the end: one rate for all pairs
+            rates = logits.new_full((logits.shape[1],) * 2, math.sqrt(2) * (1 + 1e-15) * self.lipschitz)
+        reach = pairwise_reach(logits, labels, rates, 1.0, slack)
+        return proven_radius(self.branches, x, labels, reach, eps, self.grown.error)
+
+
+def _basis(near: nn.Module, x: Tensor, lipschitz: float | None, rounding: bool, local: bool) -> _Basis:
+    """Find out what certificates rest on, for inputs like the one of a batch `x` (1, ...)."""
+    walk, shape, rates, grown = Walk(torch.float64), x.shape[1:], None, None
+    form = bounded_form(near, shape) if rounding or lipschitz is None else near
+    exact = _exact(form, x) if rounding else None
+    if rounding or lipschitz is None:
+        grown = walk.growth(near, shape)
+    bound = partial(_bound, walk, shape)
+    if lipschitz is None and grown is not None:
+        lipschitz = max(grown.lipschitz, _TINY)
+        rates = pairwise_rates(form, bound)
+    assert lipschitz is not None
+    branches = branches_of(form, exact, bound) if local and exact is not None else []
+    return _Basis(shape, lipschitz, rates, grown, exact, branches)
+
+
+def _exact(form: nn.Module, x: Tensor) -> nn.Module:
+    """Copy a model to compute in float64, as it must on the first of some inputs."""
+    exact = in_double(form)
+    require_all_double(exact, *move(exact, x))
+    return exact
+
+
+def _require_input(x: Tensor, shape: torch.Size) -> None:
+    if x.shape[1:] != shape:
+        raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"certify takes finite inputs, got {int((~torch.isfinite(x)).sum())} entries that are not")
+
+
+def _norms(eps: Any) -> tuple[float, ...]:
+    """Return norms of perturbations as numbers, one or several."""
+    several = isinstance(eps, Iterable) and not (isinstance(eps, str) or getattr(eps, "ndim", 1) == 0)
+    given = tuple(eps) if several else (eps,)
+    for e in given:
+        if isinstance(e, str) or not hasattr(e, "__float__"):
+            raise TypeError(f"eps must be a number such as 36 / 255, or several, got {e!r}")
+        if not float(e) >= 0:
+            raise ValueError(f"eps must be at least 0, got {e!r}")
+    return tuple(map(float, given))
+
+
+def _iterable(batches: Any) -> Iterable[Any]:
+    if isinstance(batches, Iterable) or hasattr(batches, "__getitem__"):
+        return cast("Iterable[Any]", batches)
+    raise TypeError(f"certify takes batches such as [(x, labels)] or a DataLoader, got {reprlib.repr(batches)}")
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """Return a batch if it is two tensors, inputs (b, ...) and a label for each of them."""
+    if not isinstance(batch, Sequence) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
+        kinds = ", ".join(type(t).__name__ for t in batch) if isinstance(batch, tuple | list) else ""
+        given = f"{type(batch).__name__} of {kinds}" if kinds else type(batch).__name__
+        raise TypeError(
+            f"each batch of certify must be two tensors, inputs (b, ...) and labels (b,), got a {given}; "
+            f"one batch alone is [(x, labels)]"
+        )
+    x, y = batch
+    if y.shape != x.shape[:1]:
+        raise ValueError(
+            f"certify takes one label for each input, got inputs {tuple(x.shape)} and labels {tuple(y.shape)}"
+        )
+    return x, y
 
 
 def _bound(walk: Walk, shape: Sequence[int], part: nn.Module) -> float:
     return max(walk.growth(part, shape).lipschitz, _TINY)
-
-
-def _slack(exact: nn.Module, grown: Growth, x: Tensor, computed: Tensor) -> Tensor:
-    """Bound of the rounding error of each example: measured against `exact`, whose own error `grown` bounds."""
-    x, computed = in_double_near(x), in_double_near(computed)
-    error = row_norms(computed - exact(x.clone()))
-    slack: Tensor = error + grown.error(row_norms(x))
-    return slack.nan_to_num(nan=math.inf, posinf=math.inf)  # of logits that overflow nothing is known

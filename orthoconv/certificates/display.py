@@ -3,6 +3,7 @@
 __all__ = ["curve", "in_levels", "row", "table"]
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -17,7 +18,7 @@ def in_levels(eps: float) -> str:
     >>> in_levels(36 / 255), in_levels(0.25)
     ('36/255', '0.25')
     """
-    levels = round(eps * 255)
+    levels = round(eps * 255) if math.isfinite(eps) else 0
     return f"{levels}/255" if abs(levels / 255 - eps) < 1e-12 and 0 < levels < 255 else f"{eps:.4g}"
 
 

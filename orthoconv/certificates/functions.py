@@ -145,7 +145,7 @@ def _padding(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float
 
 
 def _interpolate(x: Tensor, antialias: bool = False, **given: Any) -> nn.Module | None:
-    return None if antialias or x.ndim != 4 else nn.Upsample(**given)
+    return None if antialias else nn.Upsample(**given)
 
 
 def _mean(x: Tensor, dim: Any, keepdim: bool = False, dtype: Any = None) -> nn.Module | None:

@@ -17,14 +17,14 @@ from orthoconv.certificates.moves import (
     JOINS,
     REPEATS,
     SELECTIONS,
+    BatchSize,
     are_tensors,
-    facts_of,
     is_move,
     nodes_of,
     require_rows_apart,
 )
 from orthoconv.certificates.pieces import pieces_of
-from orthoconv.certificates.trust import require_as_defined
+from orthoconv.certificates.trust import require_as_defined, require_code_of_graph
 from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.layer import Child
 from orthoconv.nn.residual import ConvexSum, UnitCat, convex_weights, unit_weights
@@ -39,11 +39,10 @@ _MORE = 1 + 2.0**-50  # a factor that is rounded, even if it is 1
 
 def follow(module: fx.GraphModule, x: Tensor, child: Child[Growth]) -> Growth:
     """Run a graph on `x`, and return the growth of its output."""
-    if module.graph.python_code("self").src != module.code:
-        raise TypeError("a graph is bounded as it runs; call recompile() after changing it")
+    require_code_of_graph(module)
     follower = _Follower(module, child)
     follower.run(x)
-    require_rows_apart(module, x, follower.facts)
+    require_rows_apart(module, x, follower.env)
     if follower.result is None:
         raise TypeError("a graph is bounded if it returns one tensor")
     return follower.result
@@ -57,7 +56,6 @@ class _Follower(fx.Interpreter):
         self.extra_traceback = False  # torch would put its own text behind that of an error
         self.child, self.growths = child, dict[fx.Node, Growth]()
         self.parts = dict[fx.Node, Growth]()  # of modules, from their own inputs
-        self.facts = dict[fx.Node, Any]()  # of the values for a batch of 1
         self.result: Growth | None = None
 
     def run_node(self, n: fx.Node) -> Any:
@@ -70,10 +68,21 @@ class _Follower(fx.Interpreter):
         elif isinstance(value, Tensor) or are_tensors(value):
             if n.op != "get_attr":
                 self.growths[n] = self._grow(n, value)
-                self.facts[n] = facts_of(self, n, value)
         elif not self._is_free_of_data(n):
             raise TypeError(f"a graph cannot be bounded where numbers are taken out of a tensor, at {n.name}")
+        else:
+            return self._marked(n, value)
         return value
+
+    def _marked(self, n: fx.Node, value: Any) -> Any:
+        """Return sizes that a node says; that of the batch is a `BatchSize`."""
+        if not any(a in self.growths for a in n.all_input_nodes):
+            return value
+        if isinstance(value, torch.Size):
+            return (BatchSize(value[0]), *value[1:]) if value else value
+        dim = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim")
+        whole: Tensor = self.env[n.all_input_nodes[0]]
+        return BatchSize(value) if n.target == "size" and dim in (0, -whole.ndim) else value
 
     def _versions(self, n: fx.Node) -> list[int]:
         """How often each input of a node has been written to; its views count with it."""
@@ -85,6 +94,10 @@ class _Follower(fx.Interpreter):
             return True
         if n.target is getattr:
             return n.args[1] in ("shape", "ndim", "dtype", "device")
+        if any(type(self.env[a]) is BatchSize for a in n.all_input_nodes):
+            raise TypeError(
+                f"a graph is bounded if it does the same for batches of any size, but {n.name} computes with their size"
+            )
         arithmetic = (operator.getitem, operator.floordiv, operator.mul, operator.add, operator.sub)
         return n.target in arithmetic and not any(a in self.growths for a in n.all_input_nodes)
 
@@ -139,6 +152,8 @@ class _Follower(fx.Interpreter):
         """Growth of a function of torch that a module computes, too."""
         given = [a for a in tree_leaves((n.args, n.kwargs)) if a in inputs]
         if len(given) != 1 or not n.args or n.args[0] is not inputs[0]:  # such as F.linear(x, x)
+            return None
+        if any(type(a) is BatchSize for a in tree_leaves(self.fetch_args_kwargs_from_env(n))):
             return None
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         module = as_module(n.target, args, kwargs)
@@ -202,7 +217,7 @@ class _Follower(fx.Interpreter):
             return torch.full_like(value, a, dtype=torch.float64)
         if isinstance(a, fx.Node) and a.op == "get_attr" and isinstance(self.env[a], Tensor):
             constant: Tensor = self.env[a]
-            return constant.detach().double().expand_as(value)
+            return None if constant.is_complex() else constant.detach().double().expand_as(value)
         return None
 
     def _term(self, a: Any, value: Tensor, unit: float) -> Growth | None:

@@ -1,6 +1,6 @@
 """Certificates of models that end in a linear layer: each pair of classes has a bound of its own."""
 
-__all__ = ["Head", "pairwise_radius", "pairwise_rates", "split_head"]
+__all__ = ["Head", "pairwise_radius", "pairwise_rates", "pairwise_reach", "split_head"]
 
 import copy
 import math
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from orthoconv.certificates.algebra import product
 from orthoconv.certificates.downward import rounded_down
 from orthoconv.certificates.trust import is_plain
 from orthoconv.devices import in_double_near
@@ -66,13 +67,13 @@ def split_head(model: nn.Module) -> Head | None:
     while layers:
         last = layers.pop()
         if isinstance(last, Scale) and is_plain(last, Scale):
-            factor = _product(factor, last.factor)
+            factor = product(factor, last.factor)
         elif isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
             inner = split_head(last.f)  # the mean of W f is W times the mean of f
             if inner is None:
                 return None
             return Head(
-                nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, _product(factor, inner.factor)
+                nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, product(factor, inner.factor)
             )
         elif isinstance(last, nn.Linear) and is_plain(last, nn.Linear):
             return Head(nn.Sequential(*layers), last.weight, factor)
@@ -134,12 +135,6 @@ def _members(model: nn.Module) -> list[nn.Module] | None:
             return None
         after.insert(0, last)
     return None
-
-
-def _product(a: float, b: float) -> float:
-    """Product of two factors, whose magnitude does not underflow."""
-    c = a * b
-    return math.copysign(max(abs(c), _SMALLEST), c) if a and b else c
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -214,6 +209,17 @@ def pairwise_radius(
         raise ValueError(
             f"slack must be at least 0, one number or one for each of {tuple(labels.shape)} examples, got {slack!r}"
         )
+    radius = pairwise_reach(logits, labels, distances, lipschitz, error).amin(1)
+    return rounded_down(radius, logits.dtype).to(logits.device)
+
+
+def pairwise_reach(logits: Tensor, labels: Tensor, distances: Tensor, lipschitz: float, error: Tensor) -> Tensor:
+    """Distance within which each class cannot catch up with the true one, (b, classes), inf for that; in float64.
+
+    It is 0 where a logit is not finite.
+
+    Arguments are those of `pairwise_radius`.
+    """
     scores, target, less = in_double_near(logits), labels[:, None], 1 - 8 * _EPS
     target, error = target.to(scores.device), error.to(scores.device)
     lead = scores.gather(1, target) - scores  # (b, classes)
@@ -222,6 +228,5 @@ def pairwise_radius(
     rates = torch.where(apart > 0, (lipschitz * apart / less).clamp_min(torch.finfo(apart.dtype).tiny), 0)
     rate = rates[target.squeeze(1)]  # at which each class may catch up, (b, classes)
     reach = (room / rate.where(rate > 0, 1)).clamp_max(torch.finfo(logits.dtype).max)
-    radius = torch.where(rate > 0, reach, torch.where(room > 0, math.inf, 0.0))
-    radius = radius.scatter(1, target, math.inf).amin(1)
-    return rounded_down(torch.where(scores.isfinite().all(1), radius, 0), logits.dtype).to(logits.device)
+    reach = torch.where(rate > 0, reach, torch.where(room > 0, math.inf, 0.0))
+    return reach.scatter(1, target, math.inf).where(scores.isfinite().all(1, keepdim=True), 0)

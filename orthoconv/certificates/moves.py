@@ -1,7 +1,7 @@
 """Nodes of a graph that only move entries of tensors, and whether a graph keeps the examples of a batch apart."""
 
-__all__ = ["JOINS", "REPEATS", "SELECTIONS", "SHAPE_ONLY", "are_tensors", "facts_of", "is_move",
-           "nodes_of", "require_rows_apart"]  # fmt: skip
+__all__ = ["JOINS", "REPEATS", "SELECTIONS", "SHAPE_ONLY", "BatchSize", "are_tensors", "is_move", "nodes_of",
+           "require_rows_apart"]  # fmt: skip
 
 import operator
 from collections.abc import Sequence
@@ -16,32 +16,31 @@ from orthoconv.certificates.batches import rows
 SHAPE_ONLY = {torch.flatten, torch.reshape, torch.permute, torch.transpose, "flatten", "view", "reshape", "permute",
               "transpose", "contiguous", torch.squeeze, "squeeze", torch.unsqueeze, "unsqueeze", torch.unflatten,
               "unflatten", torch.movedim, "movedim", torch.swapaxes, "swapaxes", torch.flip, "flip",
-              torch.clone, "clone"}  # fmt: skip
+              torch.moveaxis, "moveaxis", torch.roll, "roll", torch.rot90, "rot90", torch.clone, "clone"}  # fmt: skip
 SELECTIONS = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind", torch.narrow,
                "narrow", torch.select, "select", torch.tensor_split, "tensor_split"}  # fmt: skip
 JOINS = {torch.cat, torch.concat, torch.stack}
 REPEATS = {"expand", "expand_as", "repeat"}
 
 
+class BatchSize(int):
+    """The size of a batch. It may be the length of an axis; nothing may be computed from it.
+
+    >>> torch.zeros(3, 2, 2).view(BatchSize(3), -1).shape
+    torch.Size([3, 4])
+    """
+
+
 def require_rows_apart(module: fx.GraphModule, x: Tensor, alone: dict[fx.Node, Any]) -> None:
-    """Raise an error if a graph mixes the examples of a batch, or does something else for more of them.
+    """Raise an error if a graph mixes the examples of a batch, or makes other shapes of more of them.
 
     Arguments:
         module: The graph.
         x: Input (1, ...) of the shape that it takes.
-        alone: What `facts_of` says of each node for that input.
+        alone: The value of each node for one input.
     """
     for b in (2, 3):
         _Rows(module, alone).run(rows((b, *x.shape[1:]), x))
-
-
-def facts_of(interpreter: fx.Interpreter, n: fx.Node, value: Any) -> Any:
-    """What must not depend on the size of the batch: the shape of a value without it, and the numbers of a function."""
-    shapes = [v.shape[1:] for v in tree_leaves(value) if isinstance(v, Tensor)]
-    if is_move(n):  # such as view(len(x), -1)
-        return shapes
-    given = tree_leaves(interpreter.fetch_args_kwargs_from_env(n))
-    return shapes, [a for a in given if not isinstance(a, Tensor)]
 
 
 class _Rows(fx.Interpreter):
@@ -62,7 +61,7 @@ class _Rows(fx.Interpreter):
         lengths = {len(y) for a in nodes for y in tree_leaves(self.env[a]) if isinstance(y, Tensor)}
         single = isinstance(value, Tensor)
         fresh = self._fresh(n, value, lengths) if single else type(value)(self._fresh(n, y, lengths) for y in value)
-        if n in self.alone and facts_of(self, n, value) != self.alone[n]:
+        if _shapes(value) != _shapes(self.alone[n]):
             raise TypeError(
                 f"a graph is bounded if it keeps the examples of a batch apart and does the same for batches of any "
                 f"size, unlike {n.name}"
@@ -74,6 +73,11 @@ class _Rows(fx.Interpreter):
         if lengths - {len(value)} or (is_move(n) and not torch.equal(value, fresh)):
             raise TypeError(f"a graph is bounded if it keeps the examples of a batch apart, which {n.name} mixes")
         return fresh
+
+
+def _shapes(value: Any) -> list[torch.Size]:
+    """Shapes of a tensor or of some, without the batch."""
+    return [v.shape[1:] for v in tree_leaves(value) if isinstance(v, Tensor)]
 
 
 def are_tensors(value: Any) -> bool:

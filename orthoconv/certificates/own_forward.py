@@ -5,15 +5,17 @@ __all__ = ["bounded_form", "graph_of", "is_own", "require_same"]
 import copy
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, fx, nn
 
 from orthoconv.certificates.rules import base_with_rule
+from orthoconv.certificates.state import State
 from orthoconv.certificates.tracer import UntraceableError, trace
-from orthoconv.certificates.trust import require_as_defined
+from orthoconv.certificates.trust import GRADIENT_MODES, require_as_defined
 from orthoconv.certificates.unwrapping import unwrapped
-from orthoconv.modules import in_eval_mode, zeros_for
+from orthoconv.modules import zeros_for
 
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattribute__")
 _SAME = 1e-3  # of the largest output: the same operations in the same order differ by rounding at most
@@ -40,19 +42,44 @@ def bounded_form(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
 def graph_of(module: nn.Module, x: Tensor, path: str) -> fx.GraphModule:
     """Return the graph of a module with a forward of its own, in the mode it is in; what it does must be all there.
 
-    It is traced twice, and in training mode also as it is in eval mode: three graphs that must be the same.
+    In eval mode it is traced without gradients, with them, and in inference mode; in training mode once more. All these
+    graphs must be the same, and a forward pass in eval mode must leave everything in the module as it is.
     """
-    graph = _trace(module, x, path)
-    _require_equal(graph, _trace(module, x, path), f"{path} changes from call to call")
-    if any(m.training for m in module.modules()):
-        twin = copy.deepcopy(module)
-        with in_eval_mode(twin):
-            other = _trace(twin, x, path)
-        _require_equal(graph, other, f"{path} computes something else in training; call model.eval()")
-    return graph
+    training = any(m.training for m in module.modules())
+    steady = copy.deepcopy(module).eval() if training else module
+    with suppress(Exception), torch.no_grad():  # the trace will say what is wrong
+        steady(x.clone())  # what a module makes at its first call is there from now on
+    graph, *others = _steady_graphs(steady, x, path)
+    for other in others:
+        _require_equal(graph, other, f"{path} changes from call to call, or with gradients or in inference mode")
+    if not training:
+        return graph
+    before = State(module)
+    try:
+        own = _trace(module, x, path)
+    finally:
+        before.restore()
+    _require_equal(own, graph, f"{path} computes something else in training; call model.eval()")
+    return own
 
 
-def _trace(module: nn.Module, x: Tensor, path: str) -> fx.GraphModule:
+def _steady_graphs(module: nn.Module, x: Tensor, path: str) -> list[fx.GraphModule]:
+    """Trace a module in each of `GRADIENT_MODES`; raise an error if that changes it."""
+    state, graphs = State(module), list[fx.GraphModule]()
+    try:
+        for grad, inference in GRADIENT_MODES:
+            graphs.append(_trace(module, x, path, grad, inference))
+            if changed := state.changed():
+                raise TypeError(
+                    f"a module is bounded if it always computes the same, but {path} ({type(module).__name__}) changes "
+                    f"from call to call: its forward writes to {changed}"
+                )
+    finally:
+        state.restore()
+    return graphs
+
+
+def _trace(module: nn.Module, x: Tensor, path: str, grad: bool = False, inference: bool = False) -> fx.GraphModule:
     def visit(m: nn.Module, name: str) -> None:
         where = f"{path}.{name}" if name else path
         require_as_defined(m, where)
@@ -61,7 +88,8 @@ def _trace(module: nn.Module, x: Tensor, path: str) -> fx.GraphModule:
 
     kind = type(module)
     try:
-        return trace(module, x, lambda m: m is not module and not is_own(m), visit).graph
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return trace(module, x, lambda m: m is not module and not is_own(m), visit).graph
     except UntraceableError as error:
         raise TypeError(
             f"there is no rule for {kind.__module__}.{kind.__name__}, at {path}; give it one with "

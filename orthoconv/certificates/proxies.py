@@ -10,7 +10,19 @@ from torch import Tensor, fx
 from torch.fx.proxy import Proxy, TraceError
 
 
-class Value(Proxy):
+class _Unread(Proxy):
+    """A stand-in whose value cannot be read: then the graph would hold for that value alone."""
+
+    tracer: Any
+
+    def _read(self, *others: Any, **options: Any) -> Any:
+        raise self.tracer.leak("values of tensors cannot be turned into numbers")
+
+    __array_struct__ = __array_interface__ = property(_read)
+    __float__ = __int__ = __index__ = __complex__ = __len__ = __array__ = __contains__ = __dlpack__ = _read
+
+
+class Value(_Unread):
     """A tensor in the making. It claims to be a Tensor, and says its shape."""
 
     _is_param = False
@@ -76,7 +88,7 @@ class Value(Proxy):
     __ipow__ = __ifloordiv__ = __imod__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __setitem__ = _refuse
 
 
-class Number(Proxy):
+class Number(_Unread):
     """A number that comes from the size of the batch, or from tensors."""
 
     def __init__(self, node: fx.Node, tracer: Any, values: tuple[Any, ...]) -> None:

@@ -84,7 +84,7 @@ def _separable_norm(module: nn.Module, shape: Shape) -> float:
 
 def _upsample_units(module: nn.Upsample, shape: Shape) -> float:
     """At most 16 products for each output; and weights from a position, which is rounded in units of the image."""
-    return 32 * (_separable_norm(module, shape) + 1) * sum(shape[-2:])
+    return 32 * (_upsample(module, shape) + 1) * sum(shape[-2:])
 
 
 def _upsample(module: nn.Upsample, shape: Shape) -> float:

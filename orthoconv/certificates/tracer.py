@@ -23,6 +23,7 @@ _IN_PLACE = {
     operator.itruediv: operator.truediv, torch.relu_: torch.relu,
 }  # fmt: skip
 _CASTS = {"to", "float", "double", "type", "type_as"}
+_PATCHING = threading.RLock()  # one trace at a time: it puts a function of its own in the place of nn.Module.__call__
 _FAILURES = (TraceError, TypeError, RuntimeError, NameError, NotImplementedError, AttributeError, IndexError, KeyError,
              ValueError, AssertionError)  # fmt: skip
 
@@ -54,7 +55,7 @@ def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Modu
     The model runs on batches of 2 and of 3 inputs at once. What is the same for both, such as a number of channels, is
     a number in the graph; what differs comes from the size of the batch. Values of tensors are never turned into
     numbers, so that what depends on them by `if` is an error. An operation in place becomes one on values; where
-    another name for the old value is used afterwards, that is an error.
+    another name for the old value is used afterwards, that is an error. Gradients are on or off as they were.
 
     Arguments:
         model: The module.
@@ -70,7 +71,7 @@ def trace(model: nn.Module, x: Tensor, is_leaf: IsLeaf, visit: Callable[[nn.Modu
     tracer = _Tracer(model, is_leaf, visit)
     name = type(model).__name__
     try:
-        with torch.no_grad(), tracer.calls_of_modules():
+        with tracer.calls_of_modules():
             y = model(tracer.placeholder(xs))
         if type(y) is Value:
             return tracer.finish(y)
@@ -97,6 +98,7 @@ class _Tracer(GraphAppendingTracer):
         self.sides: dict[tuple[int, ...], Proxy] = {}
         self.alive: weakref.WeakSet[Value] = weakref.WeakSet()
         self.running = False
+        self.leaks: list[str] = []
         self.failed: tuple[BaseException, str] | None = None
 
     def placeholder(self, values: tuple[Tensor, ...]) -> Value:
@@ -130,6 +132,8 @@ class _Tracer(GraphAppendingTracer):
     def create_arg(self, a: Any) -> Any:
         if type(a) is Value and a.spoiled:
             raise TraceError(f"{a.node.name} is used after an operation in place on a value that shares its memory")
+        if isinstance(a, Proxy) and a.tracer is not self:
+            raise TraceError("a value of an earlier call is used")
         if isinstance(a, Proxy):
             return a.node if type(a) is not fx.proxy.Attribute else super().create_arg(a)
         if isinstance(a, Tensor):
@@ -184,25 +188,56 @@ class _Tracer(GraphAppendingTracer):
 
     @contextmanager
     def calls_of_modules(self) -> Iterator[None]:
-        """Let calls of modules go through `call_module`, in this thread, and `torch.as_tensor` take traced tensors."""
-        ordinary, thread, as_tensor = nn.Module.__call__, threading.get_ident(), torch.as_tensor
+        """Let calls of modules go through `call_module`, in this thread, and `torch.as_tensor` take traced tensors.
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
-                return ordinary(module, *args, **kwargs)
-            return self.call_module(module, ordinary, args, kwargs)
+        Functions that take a `Value` for a tensor without asking it, and would crash, are refused.
+        """
+        with _PATCHING:
+            yield from self._patched()
 
-        def taken(data: Any, *args: Any, **kwargs: Any) -> Any:
-            same = type(data) is Value and not args and not kwargs
-            return data if same else as_tensor(data, *args, **kwargs)
-
-        nn.Module.__call__, torch.as_tensor = call, taken  # type: ignore[method-assign]
+    def _patched(self) -> Iterator[None]:
+        places: list[tuple[Any, str, Callable[..., Any]]] = [
+            (nn.Module, "__call__", lambda call, m, *args, **kwargs: self.call_module(m, call, args, kwargs)),
+            (torch, "as_tensor", _as_tensor),
+            (torch, "tensor", self._refusing("torch.tensor of a tensor")),
+            (torch.autograd.Function, "apply", self._refusing("a torch.autograd.Function")),
+            (torch._functorch.utils, "unwrap_dead_wrappers", self._refusing("a torch.autograd.Function")),  # in apply
+            (torch._C.ScriptFunction, "__call__", self._refusing("what torch.jit has compiled")),
+            (torch._C.ScriptMethod, "__call__", self._refusing("what torch.jit has compiled")),
+        ]
+        originals = [(place, name, vars(place)[name]) for place, name, _ in places if name in vars(place)]
         try:
+            for place, name, instead in places:
+                if name in vars(place):
+                    setattr(place, name, _in_this_thread(vars(place)[name], instead))
             yield
         finally:
-            nn.Module.__call__, torch.as_tensor = ordinary, as_tensor  # type: ignore[method-assign]
+            for place, name, original in originals:
+                setattr(place, name, original)
+
+    def _refusing(self, what: str) -> Callable[..., Any]:
+        def call(ordinary: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(a, Proxy) for a in tree_leaves((args, kwargs))):
+                raise self.leak(f"{what} has no rule")
+            return ordinary(*args, **kwargs)
+
+        return call
+
+    def leak(self, text: str) -> TraceError:
+        """Return an error, and remember it: a forward pass that goes on after it is no longer followed."""
+        self.leaks.append(text)
+        return TraceError(text)
+
+    def to_bool(self, obj: Proxy) -> bool:
+        raise self.leak("symbolically traced variables cannot be used as inputs to control flow")
+
+    def iter(self, obj: Proxy) -> Iterator[Any]:
+        self.leaks.append("an iteration over a tensor")
+        return super().iter(obj)
 
     def finish(self, y: Value) -> Traced:
+        if self.leaks:
+            raise TraceError(f"{self.leaks[0]}, also where forward goes on after the error")
         self.graph.output(self.create_arg(y))
         module = fx.GraphModule(self.root, self.graph)
         module.training = False  # of the graph alone: its parts are those of the model, and keep their modes
@@ -218,7 +253,7 @@ class _Tracer(GraphAppendingTracer):
 
         args, kwargs = tree_map(own, args), tree_map(own, kwargs)
         given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
-        versions = [a._version for a in given]
+        versions = [0 if a.is_inference() else a._version for a in given]
         self.running = True
         try:
             if kind == "call_module":
@@ -231,7 +266,7 @@ class _Tracer(GraphAppendingTracer):
                 )
         finally:
             self.running = False
-        if [a._version for a in given] != versions:
+        if [0 if a.is_inference() else a._version for a in given] != versions:
             raise TraceError(f"{getattr(target, '__name__', target)} works in place")
         return value
 
@@ -258,6 +293,21 @@ class _Tracer(GraphAppendingTracer):
                 other.node, other.values = new.node, new.values
             elif other is not new and other.values[0].untyped_storage().data_ptr() == memory:
                 other.spoiled = True
+
+
+def _in_this_thread(original: Any, instead: Callable[..., Any]) -> Any:
+    """Return what calls `instead` with a function and its arguments, and in other threads the function as ever."""
+    thread, is_of_class = threading.get_ident(), isinstance(original, classmethod)
+    ordinary = original.__func__ if is_of_class else original
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return instead(ordinary, *args, **kwargs) if threading.get_ident() == thread else ordinary(*args, **kwargs)
+
+    return classmethod(call) if is_of_class else call
+
+
+def _as_tensor(ordinary: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    return data if type(data) is Value and not args and not kwargs else ordinary(data, *args, **kwargs)
 
 
 def _on_values(kind: str, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:

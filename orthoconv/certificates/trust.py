@@ -1,9 +1,11 @@
 """Whether a module computes what its class says; what is not known to leave that alone is not trusted (decision 4)."""
 
 __all__ = [
+    "GRADIENT_MODES",
     "is_plain",
     "require_as_defined",
     "require_class_of_parametrize",
+    "require_code_of_graph",
     "require_compiled",
     "require_copyable",
     "require_methods_of_class",
@@ -12,12 +14,15 @@ __all__ = [
     "runs_own_call",
 ]
 
+import copy
 import inspect
 from abc import ABC
 from collections.abc import Iterator
 from typing import Any, Generic
 
+import torch
 from torch import Tensor, fx, nn
+from torch.fx.graph import CodeGen
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
@@ -33,6 +38,7 @@ _BOOKKEEPING = {
     "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
 }  # fmt: skip
 _TRUSTED = ("orthoconv.nn.", "torch.fx.graph_module")
+GRADIENT_MODES = ((False, False), (True, False), (False, True))  # whether there are gradients, and inference mode
 _TORCH_DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}  # other backends may have tensors of their own type
 
 
@@ -75,12 +81,24 @@ def require_as_defined(module: nn.Module, path: str) -> None:
         raise TypeError(f"there is no rule for the own _compiled_call_impl of {path} ({type(module).__name__})")
     if module._forward_hooks or module._forward_pre_hooks:
         raise TypeError(f"nobody can see what the forward hooks of {path} ({type(module).__name__}) do; remove them")
+    require_steady(module, path)
     for name, tensor in _tensors(module):
         if type(tensor) not in (Tensor, nn.Parameter) and tensor.device.type in _TORCH_DEVICES:
             raise TypeError(
                 f"nobody can see what the type {type(tensor).__name__} of {path}.{name} ({type(module).__name__}) "
                 f"does; make it a torch.Tensor or an nn.Parameter"
             )
+
+
+def require_code_of_graph(module: fx.GraphModule) -> None:
+    """Raise an error if a graph runs other code than its nodes: that of an older graph, or of somebody else."""
+    fresh = fx.GraphModule(module, copy.deepcopy(module.graph))
+    kinds = type(module), type(fresh)
+    codes, others = ({name: getattr(f, "__code__", None) for name, f in vars(kind).items()} for kind in kinds)
+    if codes != others:
+        raise TypeError("a graph is bounded as it runs, but its code is not that of its nodes; call recompile()")
+    if type(module.graph._codegen) is not CodeGen or module.graph._codegen._body_transformer is not None:
+        raise TypeError("a graph is bounded if torch alone writes its code, without on_generate_code or set_codegen")
 
 
 def require_compiled(module: nn.Module, original: nn.Module, path: str) -> None:
@@ -143,6 +161,22 @@ def require_copyable(model: nn.Module) -> None:
                     f"a copy leaves out what {type(module).__name__} does, at {path}, a subclass of a graph"
                 )
             require_as_defined(module, path)
+
+
+def require_steady(module: nn.Module, path: str) -> None:
+    """Raise an error if parametrizations in eval mode make other tensors with gradients, or at the next call."""
+    if not parametrize.is_parametrized(module) or any(m.training for m in module.modules()):
+        return
+    for name in module.parametrizations:  # type: ignore[union-attr]
+        values = []
+        for grad, inference in GRADIENT_MODES:
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                values.append(getattr(module, name).detach())
+        if not all(torch.equal(values[0], other) for other in values[1:]):
+            raise TypeError(
+                f"the parametrization of {path}.{name} ({type(module).__name__}) must make the same tensor at each "
+                f"call, with gradients or without"
+            )
 
 
 def require_class_of_parametrize(module: nn.Module, path: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from orthoconv.certificates.trust import require_compiled, require_methods_of_class, runs_own_call
+from orthoconv.modules import require_module
 
 _WRAPPERS = {  # by module and name of the class, and the attribute that holds the model
     ("torch.optim.swa_utils", "AveragedModel"): "module",
@@ -30,6 +31,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     >>> unwrapped(nn.DataParallel(inner)) is inner
     True
     """
+    require_module(model)
     kind = type(model)
     attribute = _WRAPPERS.get((kind.__module__, kind.__name__))
     if attribute is not None:

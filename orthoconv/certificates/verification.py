@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from orthoconv.attacks.empirical import empirical_lipschitz
 from orthoconv.certificates.bounds import Walk
 from orthoconv.certificates.display import table
-from orthoconv.certificates.double import in_double
+from orthoconv.certificates.double import in_double, require_all_double
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
-from orthoconv.modules import in_eval_mode, leaf_inputs, uncompiled
+from orthoconv.modules import in_eval_mode, leaf_inputs, require_number, uncompiled
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.reparametrized import Reparametrized, frozen
 
@@ -137,6 +137,8 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
     []
     """
     model = unwrapped(model)
+    if claimed is not None:
+        require_number("claimed", claimed)
     (x,) = move(model, _some_inputs(x))
     with in_eval_mode(model), frozen(model):
         walk = Walk(x.dtype)
@@ -144,6 +146,7 @@ def verify(model: nn.Module, x: Tensor, claimed: float | None = None) -> Verific
         leaves = leaf_inputs(uncompiled(model), x[:1].clone())
         layers = [_look(*leaf, walk) for leaf in leaves if isinstance(leaf.module, _LINEAR)]
         exact, near = in_double(model), in_double_near(x)
+        require_all_double(exact, x[:1])
         norm = float(row_norms(near).max())
         difference = _difference(model, exact, x)
         ratios = empirical_lipschitz(exact, near[:_ATTACKED], max(1.0, norm) / 50, bounds=None)

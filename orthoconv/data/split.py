@@ -2,6 +2,7 @@
 
 __all__ = ["DataError", "Progress", "Split", "split_of"]
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -55,6 +56,14 @@ class Split(_Pair):
         if n < 0:
             raise ValueError(f"the number of images must be at least 0, got {n}")
         return Split(self.images[:n], self.labels[:n], self.classes) if n else self
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the images and labels: it tells whether a folder still holds the same ones."""
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in self:
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
 
 
 def split_of(pixels: Tensor, labels: Tensor, classes: Sequence[str] | None = None) -> Split:

@@ -22,7 +22,7 @@ _YOUNGER = {
     "members": 1,
     "mirror": False,
 }  # fields that older records of networks lack, and the value that they then had
-_YOUNGER_OPTIONS = {"resize": None, "split": None, "data_seed": 0}  # the same of whole configurations
+_YOUNGER_OPTIONS = {"resize": None, "split": None, "data_seed": 0, "start": None}  # the same of whole configurations
 _OPTIONS = ("examples", *_YOUNGER_OPTIONS)
 
 
@@ -102,6 +102,8 @@ class Training:
         resize: Size to give the images; by default they keep theirs.
         split: Share of one's own images that are test images, if they are not divided already; 0.2 by default.
         data_seed: Seed of that division, and of the order of one's own images.
+        start: Network whose weights training begins with: folder of a run, file of weights, or name of a network of the
+            package. Behind a mean of networks, #0, #1, ... is one of them; the members of a mean begin with those.
     """
 
     data: str
@@ -111,6 +113,7 @@ class Training:
     resize: Size | None = None
     split: float | None = None
     data_seed: int = 0
+    start: str | None = None
 
     def __post_init__(self) -> None:
         if self.examples < 0:

@@ -13,7 +13,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from orthoconv.attacks import L2Ball, apgd, empirical_lipschitz, pgd
-from orthoconv.certificates import EPS, certify
+from orthoconv.certificates import EPS, Certificates, certify
 from orthoconv.data import Split, batches
 from orthoconv.devices import device_of, move
 from orthoconv.files import write_atomically
@@ -43,6 +43,7 @@ def evaluate_model(
     attack_examples: int = 1000,
     apgd_iterations: int = 100,
     seed: int = 0,
+    local: bool = False,
 ) -> dict[str, Any]:
     """Certify and attack a model; write the figures and the tensors behind them to the folder of its run.
 
@@ -57,7 +58,7 @@ def evaluate_model(
         raise ValueError(f"certified_eps must be finite numbers from 0, got {bad[0]!r}")
     positive_int("apgd_iterations", apgd_iterations)
     model = model.eval().requires_grad_(False)
-    certificates = certify(model, batches(test, _CHUNK), sorted({*certified_eps, eps}))
+    certificates = certify(model, batches(test, _CHUNK), sorted({*certified_eps, eps}), local=local)
     n = min(attack_examples or len(test.labels), len(test.labels))
     part, radius, source = test.first(n), certificates.radius[:n], torch.Generator().manual_seed(seed)
     attacks: dict[str, Callable[..., Tensor]] = {
@@ -76,8 +77,9 @@ def evaluate_model(
     survived["autoattack"] = survived["apgd_ce"] & survived["apgd_dlr"]
     row = {
         "clean": certificates.clean_accuracy,
-        "certified": {f"{e:.6g}": a for e, a in certificates.certified_accuracy.items()},
-        "certified_at_eps": certificates.certified_accuracy[eps],
+        "certified": {f"{e:.6g}": a for e, a in certificates.certified_by_lipschitz.items()},
+        "certified_at_eps": certificates.certified_by_lipschitz[eps],
+        **_locally(certificates, eps),
         "lipschitz_bound": certificates.lipschitz,
         "examples": len(test.labels),
         "eps": eps,
@@ -95,6 +97,14 @@ def evaluate_model(
     write_atomically(run.evidence_path, save({k: v.contiguous() for k, v in evidence.items()}))
     write_atomically(run.evaluation_path, json.dumps(row, indent=2).encode())
     return row
+
+
+def _locally(certificates: Certificates, eps: float) -> dict[str, Any]:
+    """Return the accuracy by local certificates, if there are any."""
+    if certificates.by_lipschitz is None:
+        return {}
+    shares = certificates.certified_accuracy
+    return {"certified_locally": {f"{e:.6g}": a for e, a in shares.items()}, "certified_locally_at_eps": shares[eps]}
 
 
 def _by_class(correct: Tensor, certified: Tensor, test: Split) -> dict[str, Any]:
@@ -173,4 +183,6 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         constants = ((r["empirical_lipschitz"], 3), (r["lipschitz_bound"], 6))
         values += [f"{value:.{digits if value < 100 else 0}f}" for value, digits in constants]
         lines.append(f"{name:10}" + "".join(f"{v:>12}" for v in values))
+        if "certified_locally_at_eps" in r:
+            lines.append(f"{'locally':10}{'':12}{r['certified_locally_at_eps']:>12.2%}")
     return "\n".join(lines)

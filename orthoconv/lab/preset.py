@@ -31,6 +31,7 @@ _RECORDED = (
     "resize",
     "split",
     "data_seed",
+    "start",
     "model",
     "recipe",
 )  # options of `orthoconv train` that a run records
@@ -40,7 +41,7 @@ def preset_names() -> list[str]:
     """Return the names of the presets of the package.
 
     >>> preset_names()
-    ['cifar10-best', 'cifar10-fast', 'digits', 'fashion', 'own']
+    ['cifar10-best', 'cifar10-fast', 'cifar10-finish', 'digits', 'fashion', 'own']
     """
     return sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
 

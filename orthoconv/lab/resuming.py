@@ -15,8 +15,11 @@ from orthoconv.train import CheckpointError
 def parts_of(training: Training) -> list[Training]:
     """Return what is trained for a network: itself, or its members, each without the mirror image and with its seed."""
     model, recipe = replace(training.model, members=1, mirror=False), training.recipe
-    seeds = range(recipe.seed, recipe.seed + positive_int("members", training.model.members))
-    return [replace(training, model=model, recipe=replace(recipe, seed=seed)) for seed in seeds]
+    parts = []
+    for k in range(positive_int("members", training.model.members)):
+        start = f"{training.start}#{k}" if training.start and training.model.members > 1 else training.start
+        parts.append(replace(training, model=model, recipe=replace(recipe, seed=recipe.seed + k), start=start))
+    return parts
 
 
 def require_new(*runs: Run) -> None:
@@ -55,7 +58,7 @@ def _has_begun(run: Run) -> bool:
 
 def _require_equal(folder: Path, before: Training, now: Training, begun: bool) -> None:
     old, new = before.config, now.config
-    for part in ("data", "model", "examples", "resize", "split", "data_seed"):
+    for part in ("data", "model", "examples", "resize", "split", "data_seed", "start"):
         if old.get(part) != new.get(part):
             raise CheckpointError(f"{folder} is a run with {part} {old.get(part)}, not {new.get(part)}")
     names = sorted({*old["recipe"], *new["recipe"]})

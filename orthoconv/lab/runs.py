@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from orthoconv.data import OWN, Split, load
+from orthoconv.data import OWN, DataError, Split, load
 from orthoconv.files import read_json, write_atomically
 from orthoconv.lab.configs import Training
 from orthoconv.lab.progress import download_bar
@@ -70,6 +70,9 @@ class Run:
     def load_data(self, split: float | None = None) -> tuple[Split, Split]:
         """Load the training and the test split, with the classes and the size of the images that the run had.
 
+        If the folder of the run holds other images by now, its division has changed, and the test images may be images
+        that the network was trained on. Then this raises a `DataError`.
+
         Arguments:
             split: Share of one's own images that are test images; by default that of the run. With 1, all are.
         """
@@ -78,7 +81,14 @@ class Run:
         folder = self._data_dir or (Path(recorded) if recorded else None)
         reading = {**training.reading, **({} if split is None else {"split": split})}
         classes = self.classes if training.data in OWN else None
-        return load(training.data, folder, download_bar(), classes=classes, **reading)
+        train, test = load(training.data, folder, download_bar(), classes=classes, **reading)
+        known = config.get("images") if self._data_dir is None and split is None else None  # a run of before has none
+        if known is not None and test.fingerprint != known["test"]:
+            raise DataError(
+                f"{folder} has other images than when {self.folder} was trained, so its test images may be images that "
+                f"the network has seen; train again, or pass a folder of new images as --data_dir, with --split 1"
+            )
+        return train, test
 
     def load_model(self, weights: Path | None = None) -> nn.Sequential:
         """Open the network of the run in eval mode, with its trained weights or those of another file of the run."""

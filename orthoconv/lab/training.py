@@ -18,12 +18,13 @@ from tqdm import tqdm
 
 from orthoconv import budget, models
 from orthoconv.certificates import certify
-from orthoconv.data import DataError, Split, batches, load
+from orthoconv.data import OWN, DataError, Split, batches, load
 from orthoconv.files import write_atomically
 from orthoconv.lab.configs import Training
 from orthoconv.lab.locks import locked
 from orthoconv.lab.logging import Logger
 from orthoconv.lab.machine import hardware
+from orthoconv.lab.opening import open_model
 from orthoconv.lab.progress import download_bar
 from orthoconv.lab.resuming import parts_of, require_new, require_same, require_same_mean
 from orthoconv.lab.runs import Run
@@ -87,17 +88,21 @@ def _train_parts(
     else:
         require_new(run, *runs)
     split, test = load(training.data, data_dir, download_bar(), **training.reading)
+    images = _fingerprints(training, split, test)
     if held_out:
         test = held_out_images(split, training.examples)
     split, world = split.first(training.examples), World(0, 1, device)
     _require_fitting(parts[0], split, world, data_dir)
-    models.build(**_config(parts[0], split, data_dir)["network"])  # refuses what cannot be built
+    for part in parts:
+        network = models.build(**_config(part, split, data_dir)["network"])  # refuses what cannot be built
+        if part.start is not None:
+            _start_from(part.start, network)
     for part_run, part in zip(runs if resume else (), parts, strict=resume):
-        _require_resumable(part_run, part, split)
+        _require_resumable(part_run, part, split, images)
     with contextlib.ExitStack() as locks:
         for part_run in runs:
             locks.enter_context(locked(part_run.folder))
-        _write_config(run, _config(training, split, data_dir), device)  # for --resume
+        _write_config(run, _config(training, split, data_dir) | images, device)  # for --resume
         calls = [(r, part, data_dir, resume, device, held_out, loggers) for r, part in zip(runs, parts, strict=True)]
         _train_members(calls, side_by_side)
         network = join(run, runs).to(device)
@@ -166,15 +171,19 @@ def _train_one(
         require_new(run)
     world = start(device)
     split, test = load(training.data, data_dir, download_bar(), **training.reading)
+    images = _fingerprints(training, split, test)
     if held_out:
         test = held_out_images(split, training.examples)
     split = split.first(training.examples)
     _require_fitting(training, split, world, data_dir)
-    config = _config(training, split, data_dir)
+    config = _config(training, split, data_dir) | images
     if resume:
-        _require_resumable(run, training, split)
+        _require_resumable(run, training, split, images)
     torch.manual_seed(training.recipe.seed)
-    network = models.build(**config["network"]).to(device)
+    network = models.build(**config["network"])
+    if training.start is not None:
+        _start_from(training.start, network)
+    network = network.to(device)
     if world.rank == 0:
         _write_config(run, config, device, world.size)
         if not (resume and run.initial_path.exists()):
@@ -188,10 +197,31 @@ def _train_one(
         print(f"weights: {run.weights_path}")
 
 
+def _start_from(source: str, network: nn.Sequential) -> None:
+    """Give a network the weights of another one: folder, file or name, and #k behind it for one of a mean."""
+    path, mark, number = source.rpartition("#")
+    members = _single_networks(open_model(path if mark else source))
+    if mark and not (number.isdecimal() and int(number) < len(members)):
+        raise ValueError(f"start must name one of {len(members)} networks, #0 to #{len(members) - 1}, got {source!r}")
+    if not mark and len(members) > 1:
+        raise ValueError(f"{source} is the mean of {len(members)} networks; start with one of them, such as {source}#0")
+    weights = members[int(number) if mark else 0].state_dict()
+    shapes, others = ({k: v.shape for k, v in state.items()} for state in (network.state_dict(), weights))
+    if shapes != others:
+        names = sorted(k for k in shapes.keys() | others.keys() if shapes.get(k) != others.get(k))
+        raise ValueError(f"{source} is another network than the one to train; they differ in {', '.join(names[:3])}")
+    network.load_state_dict(weights)
+
+
 def _config(training: Training, split: Split, data_dir: Path | None) -> dict[str, Any]:
     """Return what a run records: what it is trained from, and the arguments of `build`."""
     config = {**asdict(training), "data_dir": str(data_dir.resolve()) if data_dir else None}
     return config | {"classes": split.classes, "network": build_arguments(config["model"], split)}
+
+
+def _fingerprints(training: Training, split: Split, test: Split) -> dict[str, Any]:
+    """Return what tells whether images of one's own are still the same; those of known data sets do not change."""
+    return {"images": {"train": split.fingerprint, "test": test.fingerprint}} if training.data in OWN else {}
 
 
 def _write_config(run: Run, config: dict[str, Any], device: torch.device, processes: int = 1) -> None:
@@ -227,11 +257,13 @@ def _require_fitting(training: Training, split: Split, world: World, data_dir: P
         print(f"images of {w} x {h} pixels make a large network, which is slow; --resize 64 makes a smaller one")
 
 
-def _require_resumable(run: Run, training: Training, split: Split) -> None:
+def _require_resumable(run: Run, training: Training, split: Split, images: dict[str, Any]) -> None:
     """Refuse to resume with other data, before the configuration is written anew."""
     if run.checkpoint_path.exists():
         recipe = training.recipe
         require_resumable(run.checkpoint_path, recipe, len(split.labels) // recipe.batch_size)
+        if (before := run.config.get("images")) is not None and before != images.get("images"):
+            raise CheckpointError(f"{run.folder} was trained on other images than there are now; begin a new run")
 
 
 def _fit(

@@ -1,6 +1,6 @@
 """What a network knows about itself besides its weights: the shape of its images and the names of its classes."""
 
-__all__ = ["Description", "describe", "description_of"]
+__all__ = ["Description", "checked_names", "describe", "description_of"]
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -47,12 +47,21 @@ def describe(model: Model, input_shape: Sequence[int] | None = None, class_names
             raise ValueError(f"input_shape must be channels, height and width of an image, got {input_shape!r}")
         vars(model)["input_shape"] = tuple(positive_int("input_shape", n) for n in input_shape)
     if class_names is not None:
-        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
-            raise ValueError(f"class_names must be a list with a name for each class, got {class_names!r}")
-        if bad := [name for name in class_names if not isinstance(name, str)]:
-            raise ValueError(f"class_names must be strings, got {bad[0]!r}")
-        vars(model)["class_names"] = tuple(class_names)
+        vars(model)["class_names"] = checked_names(class_names)
     return model
+
+
+def checked_names(class_names: object) -> tuple[str, ...]:
+    """Return names of classes, or raise an error if they are not a list of strings.
+
+    >>> checked_names(["cat", "dog"])
+    ('cat', 'dog')
+    """
+    if isinstance(class_names, str) or not isinstance(class_names, Sequence):
+        raise ValueError(f"class_names must be a list with a name for each class, got {class_names!r}")
+    if bad := [name for name in class_names if not isinstance(name, str)]:
+        raise ValueError(f"class_names must be strings, got {bad[0]!r}")
+    return tuple(class_names)
 
 
 def description_of(model: nn.Module) -> Description:

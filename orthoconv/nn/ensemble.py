@@ -4,6 +4,7 @@ __all__ = ["Ensemble"]
 
 from collections.abc import Iterable
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ class Ensemble(Combination):
     tensor([-1.,  3.])
     """
 
+    copies_input: ClassVar[bool] = True
+
     def __init__(self, members: Iterable[nn.Module]) -> None:
         super().__init__()
         models = list(members)
@@ -49,7 +52,6 @@ class Ensemble(Combination):
 
     def growth(self, x: Tensor, child: Child[G]) -> G:
         parts = [child(f"members.{k}", member, x.clone()) for k, member in enumerate(self.members)]
-        self(x)  # its members must return one shape
         total = parts[0]
         for other in parts[1:]:
             total = total + other

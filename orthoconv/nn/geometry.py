@@ -72,6 +72,8 @@ class Geometry:
 
     def size_of(self, shape: Sequence[int]) -> Pair:
         """Size of the images in a tensor of that shape."""
+        if len(shape) < 2:
+            raise ValueError(f"images have a height and a width, got inputs of shape {tuple(shape)}")
         return shape[-2], shape[-1]
 
     def as_image(self, bias: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 __all__ = ["IsometryAverage"]
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,8 @@ class IsometryAverage(Combination):
     >>> IsometryAverage(nn.Identity())(x)
     tensor([[[[3.5000, 2.0000, 3.5000]]]])
     """
+
+    copies_input: ClassVar[bool] = True
 
     def __init__(self, f: nn.Module) -> None:
         super().__init__()

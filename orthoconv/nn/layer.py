@@ -112,6 +112,8 @@ class Combination(nn.Module, ABC):
     1.0
     """
 
+    copies_input: ClassVar[bool] = False  # whether each part gets a tensor of its own, which it may change
+
     @abstractmethod
     def growth(self, x: Tensor, child: Child[G]) -> G:
         """Combine the bounds of the parts, ``child(name, part, input)``, for an input `x` of zeros or constants."""

@@ -34,6 +34,7 @@ def certify(
     format: Literal["table", "json", "csv"] = "table",  # noqa: A002
     resize: bool = False,
     device: str = "auto",
+    local: bool = False,
 ) -> None:
     """Say the class of each image, and the radius within which no image has another class.
 
@@ -47,10 +48,11 @@ def certify(
         format: table, json or csv.
         resize: Scale images of another size to that of the network. Without it, they are refused.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
+        local: Look for larger radii by local certificates, for networks of affine layers and MaxMin. It takes longer.
     """
     network = open_model(model).to(choose_device(device))
     faults: list[str] = []
-    rows = list(_rows(network, picture_files(files), resize, faults))
+    rows = list(_rows(network, picture_files(files), resize, faults, local))
     if format == "json":
         print(json.dumps(rows, indent=2))
     else:
@@ -61,12 +63,12 @@ def certify(
 
 
 def _rows(
-    network: nn.Module, files: Iterable[tuple[str, Path | bytes]], resize: bool, faults: list[str]
+    network: nn.Module, files: Iterable[tuple[str, Path | bytes]], resize: bool, faults: list[str], local: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the facts about each image; what cannot be read is added to the faults."""
     images = _images(network, files, resize, faults)
     while part := list(islice(images, _CHUNK)):
-        predictions = predict(network, torch.cat([x for _, x in part]))
+        predictions = predict(network, torch.cat([x for _, x in part]), local=local)
         for (name, _), one in zip(part, predictions, strict=True):
             values = (name, one.index, one.name, _number(one.margin), _number(one.radius))
             yield dict(zip(_FIELDS, values, strict=True))

@@ -23,6 +23,7 @@ def evaluate(
     record: Path | None = None,
     device: str = "auto",
     split: float | None = None,
+    local: bool = False,
 ) -> None:
     """Certify the whole test set of a run; attack a part of it by PGD and by AutoAttack's APGD with both losses.
 
@@ -40,11 +41,14 @@ def evaluate(
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
         split: Share of one's own images that are test images, if they are not in folders train and test; by default
             that of the run. 1 is for all images of a folder that the run has not seen.
+        local: Whether to prove more by local certificates, for networks of affine layers and MaxMin. This takes some
+            0.1 seconds an image for the networks of the package.
     """
     folder = Run(run, data_dir)
     row = evaluate_model(
         folder.load_model().to(use_device(device)), folder.load_data(split)[1], folder, eps=eps,
         certified_eps=certified_eps, attack_examples=attack_examples, apgd_iterations=apgd_iterations, seed=seed,
+        local=local,
     )  # fmt: skip
     print(table({folder.config["model"]["conv"]: row}))
     print(f"evaluation: {folder.evaluation_path}")

@@ -44,7 +44,7 @@ def _card(run: Run) -> dict[str, Any]:
     record, training = run_record(run), run.training.config
     return {
         "data": training["data"], "examples": training["examples"], "model": run_arguments(run.folder),
-        "recipe": record["config"]["recipe"],
+        "start": training.get("start"), "recipe": record["config"]["recipe"],
         "figures": {k: v for k, v in record["evaluation"].items() if k != "hardware"},
         "hardware": record["hardware"], "minutes": round(record["seconds"] / 60, 1), "hash": record["hash"],
     }  # fmt: skip

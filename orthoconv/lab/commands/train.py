@@ -40,6 +40,7 @@ def train(
     resize: int | tuple[int, int] | None = None,
     split: float | None = None,
     data_seed: int = 0,
+    start: str | None = None,
 ) -> None:
     """Train a network and certify it after each epoch.
 
@@ -56,8 +57,9 @@ def train(
         threads: Threads of the CPU to use; by default all.
         examples: Training images to use, the first ones; 0 for all. Images of one's own are in a random order, whose
             first ones have all classes about as often as the whole.
-        preset: What the options begin with: cifar10-fast, cifar10-best, digits, fashion, own, or paper for the paper's
-            recipe. By default that of the data set, and own for images of one's own. Other options override its fields.
+        preset: What the options begin with: cifar10-fast, cifar10-best, cifar10-finish, digits, fashion, own, or paper
+            for the paper's recipe. By default that of the data set, and own for images of one's own. Other options
+            override its fields.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
         precision: float32 or bf16, in place of the recipe's.
         compile: Whether torch.compile translates the network, in place of the recipe's.
@@ -66,6 +68,8 @@ def train(
         split: Share of one's own images that are test images, if they are not in folders train and test; by default
             0.2.
         data_seed: Seed of that division, and of the order of one's own images.
+        start: Network whose weights training begins with: folder of a run, file of weights, or name of a network of the
+            package. It must be the same network; the members of a mean begin with those of a mean.
     """
     if preset is not None:
         print(preset_opening(preset), flush=True)
@@ -76,7 +80,7 @@ def train(
     own = recipe.compile if compile is None else compile
     recipe = replace(recipe, precision=precision or recipe.precision, compile=own)
     data, data_dir = locate(data, data_dir)
-    training = Training(data, model, recipe, examples, resize, split, data_seed)
+    training = Training(data, model, recipe, examples, resize, split, data_seed, start)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     with locked(out) if first else contextlib.nullcontext():
         loggers = [TensorBoard(out)] if tensorboard and first else []

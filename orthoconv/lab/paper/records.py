@@ -71,6 +71,7 @@ def run_record(run: Run) -> Record:
         "hash": run.training.hash,
         "seed": run.training.recipe.seed,
         "seconds": sum(m.get("seconds", 0) for m in metrics),
+        "cpu_seconds": sum(m.get("cpu_seconds", 0) for m in metrics),
         "epochs": metrics,
         "evaluation": read_json(run.evaluation_path),
     }

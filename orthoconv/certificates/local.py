@@ -1,0 +1,356 @@
+r"""Local certificates: how fast two logits can approach each other near one image.
+
+A Lipschitz constant says how fast they can anywhere. Near an image it is less: a gradient loses norm in layers that add
+channels, and in the mean of several networks (docs/maths.md, "Local certificates").
+
+A pair of channels (a, b) of MaxMin has the coordinates (a + b) / sqrt 2, which stays, and t = (a - b) / sqrt 2, which
+becomes \|t\|. With d = \|t\| at the image, and s the change of t in the direction of its sign,
+
+.. math:: |d + s| - d = \theta s + e, \qquad 0 \le \theta \le 1
+
+for any slope \theta that we choose, with an error e. If all e were 0, the network would be affine. Let m be the
+difference of two logits, w the gradient of -m with these slopes, and g the derivative of -m by \|t\|. Then exactly
+
+.. math:: m(x) - m(x + \delta) = w \cdot \delta + \sum g e, \qquad
+          g e \le \lambda s^2 + \frac{g^2}{4 \lambda} (1 - \theta)^2, \qquad \theta = \min(1, 2 d \lambda / g)
+
+for g > 0; for g <= 0 the slope 1 has g e <= 0. The sum of the s^2 of a layer is at most \|\delta\|^2 times the squared
+Lipschitz bound up to there. So a decrease of m needs a perturbation along w, or one that changes the order of many
+pairs, and one perturbation cannot be both.
+"""
+
+__all__ = ["Branch", "branches_of", "holds", "proven_radius", "require_sum", "slopes"]
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from orthoconv.certificates.trust import is_plain
+from orthoconv.linalg import row_norms
+from orthoconv.modules import compiled_from
+from orthoconv.nn.activation import MaxMin
+from orthoconv.nn.affine import Gain, Shift
+from orthoconv.nn.arguments import channel_axis
+from orthoconv.nn.centering import BatchCentering, LayerCentering, PixelBias
+from orthoconv.nn.convolution import BaseConv2d
+from orthoconv.nn.downsample import InvertibleDownsample, InvertibleUpsample
+from orthoconv.nn.ensemble import Ensemble
+from orthoconv.nn.isometry import IsometryAverage
+from orthoconv.nn.linear import BaseLinear
+from orthoconv.nn.normalize import Normalize, Scale
+from orthoconv.nn.pooling import ScaledAdaptiveAvgPool2d, ScaledAvgPool2d, ScaledMean
+from orthoconv.nn.shuffle import ChannelShuffle
+
+_AFFINE: tuple[type[nn.Module], ...] = (
+    BaseConv2d, BaseLinear, BatchCentering, ChannelShuffle, Gain, InvertibleDownsample, InvertibleUpsample,
+    LayerCentering, Normalize, PixelBias, Scale, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d, ScaledMean, Shift,
+    nn.Conv2d, nn.Dropout, nn.Flatten, nn.Identity, nn.Linear, nn.Unflatten,
+)  # fmt: skip
+_THINNEST = 1 / 100  # of a radius: slabs of a ball that are thinner are given up
+_BISECTIONS = 16  # of the logarithm of lambda; any lambda is sound
+_PAIRS = 64  # of an image and a class, at once
+_ROUNDING = 1e-9  # of all terms, for the gradients: float64 loses 1e-11 in sums of 1e5
+_BEYOND = 1 + 1e-6  # times a radius that is proven, so that radius > eps holds in float32, too
+
+
+class Branch(NamedTuple):
+    """A chain of affine functions, with MaxMin between each two of them, and its share in the mean that a model is.
+
+    Attributes:
+        share: Factor of its logits.
+        segments: The affine functions, in float64.
+        sorts: The MaxMin between them.
+        bounds: Lipschitz bound of what comes before each MaxMin.
+    """
+
+    share: float
+    segments: list[nn.Sequential]
+    sorts: list[MaxMin]
+    bounds: list[float]
+
+
+_Row = tuple[nn.Module, nn.Module]  # a layer, and the same in float64
+
+
+class _Mirror(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+def branches_of(model: nn.Module, exact: nn.Module, bound: Callable[[nn.Module], float]) -> list[Branch]:
+    """Take a model apart into the chains whose weighted sum it is.
+
+    Arguments:
+        model: Affine layers and MaxMin in a row, or an `IsometryAverage` or `Ensemble` of such models.
+        exact: The same in float64, as `in_double` makes it.
+        bound: Function that returns the Lipschitz bound of a part of the model that begins where the model does.
+
+    Raises:
+        TypeError: If the model has a part that is neither affine nor MaxMin; the error names it.
+    """
+    _require_own_gradients(model)
+    return [_branch(share, rows, bound) for share, rows in _paths(model, exact)]
+
+
+def _branch(share: float, rows: list[_Row], bound: Callable[[nn.Module], float]) -> Branch:
+    layers, twins = [layer for layer, _ in rows], [twin for _, twin in rows]
+    for layer in layers:
+        if not _is(layer, MaxMin, _Mirror, *_AFFINE):
+            raise TypeError(
+                f"local certificates are for affine layers and MaxMin in an nn.Sequential, got {type(layer).__name__}; "
+                f"leave local=True out for this model"
+            )
+    places = [k for k, layer in enumerate(layers) if isinstance(layer, MaxMin)]
+    ends = [-1, *places, len(layers)]
+    segments = [nn.Sequential(*twins[first + 1 : last]) for first, last in pairwise(ends)]
+    before = [nn.Sequential(*(m for m in layers[:k] if not isinstance(m, _Mirror))) for k in places]
+    sorts = [layer for layer in layers if isinstance(layer, MaxMin)]
+    return Branch(share, segments, sorts, [bound(part) for part in before])
+
+
+def _paths(model: nn.Module, exact: nn.Module) -> list[tuple[float, list[_Row]]]:
+    """Return the rows of layers whose sum, each times its factor, a model is."""
+    paths: list[tuple[float, list[_Row]]] = [(1.0, [])]
+    for layer, twin in _rows(model, exact):
+        parts = list(_parts(layer, twin))
+        if len(paths) > 1 and any(isinstance(m, MaxMin) for _, rows in parts for m, _ in rows):
+            raise TypeError(
+                "local certificates are for means of networks, got MaxMin after a mean; leave out local=True"
+            )
+        paths = [(s * t, [*a, *b]) for s, a in paths for t, b in parts]
+    return paths
+
+
+def _rows(model: nn.Module, exact: nn.Module) -> Iterator[_Row]:
+    """Yield the layers of an `nn.Sequential`, nested or not, each with its twin, which may be several in float64."""
+    original = compiled_from(model)
+    model = model if original is None else original
+    if isinstance(model, nn.Sequential) and is_plain(model, nn.Sequential):
+        for layer, twin in zip(model._modules.values(), exact._modules.values(), strict=True):
+            assert layer is not None
+            assert twin is not None
+            yield from _rows(layer, twin)
+    else:
+        yield model, exact
+
+
+def _parts(layer: nn.Module, twin: nn.Module) -> Iterator[tuple[float, list[_Row]]]:
+    if isinstance(layer, Ensemble) and is_plain(layer, Ensemble) and isinstance(twin, Ensemble):
+        for member, other in zip(layer.members, twin.members, strict=True):
+            yield from ((share / len(layer.members), rows) for share, rows in _paths(member, other))
+    elif isinstance(layer, IsometryAverage) and is_plain(layer, IsometryAverage) and isinstance(twin, IsometryAverage):
+        for share, rows in _paths(layer.f, twin.f):
+            yield from ((share / 2, rows), (share / 2, [(_Mirror(), _Mirror()), *rows]))
+    else:
+        yield 1.0, [(layer, twin)]
+
+
+def _is(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(layer, kind) and is_plain(layer, kind) for kind in kinds)
+
+
+def _require_own_gradients(model: nn.Module) -> None:
+    """Refuse hooks that may change the gradients that a certificate rests on."""
+    hooked = [m for m in model.modules() if m._backward_hooks or m._backward_pre_hooks]
+    if hooked or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
+        name = type(hooked[0]).__name__ if hooked else "all modules"
+        raise TypeError(f"local certificates rest on gradients, and {name} has backward hooks; remove them")
+
+
+def require_sum(branches: Sequence[Branch], exact: nn.Module, x: Tensor, error: Callable[[Tensor], Tensor]) -> None:
+    """Raise an error if the branches are not the model in float64, at some inputs: then it was taken apart wrongly."""
+    total = sum(branch.share * _outputs(branch, x)[1][-1].detach() for branch in branches)
+    if not bool((row_norms(total - exact(x.clone())) <= 4 * error(row_norms(x))).all()):
+        raise TypeError("the layers of this model, one after another, are not what it computes; leave out local=True")
+
+
+class _Tangent(NamedTuple):
+    """Facts about m = logit_t - logit_j near images: m(x) - m(x + delta) <= w delta + quadratic |delta|^2 + constant.
+
+    Attributes:
+        margin: m at each image, (b,).
+        slope: w, of the shape of the images.
+        quadratic: Sum of the lambdas times the squared bounds, (b,).
+        constant: Sum of g^2 (1 - theta)^2 / (4 lambda), (b,).
+    """
+
+    margin: Tensor
+    slope: Tensor
+    quadratic: Tensor
+    constant: Tensor
+
+
+def _tangent(branches: Sequence[Branch], x: Tensor, labels: Tensor, others: Tensor, rho: Tensor) -> _Tangent:
+    """Return what is known of m near `x`; the lambdas are the best for perturbations of the norms `rho` (b,)."""
+    parts = [_tangent_of(branch, x, labels, others, rho) for branch in branches]
+    shares = [branch.share for branch in branches]
+    return _Tangent(*(sum(s * v for s, v in zip(shares, values, strict=True)) for values in zip(*parts, strict=True)))
+
+
+def _tangent_of(branch: Branch, x: Tensor, labels: Tensor, others: Tensor, rho: Tensor) -> _Tangent:
+    inputs, outputs = _outputs(branch, x)
+    logits = outputs[-1].detach()
+    margin = logits.gather(1, labels[:, None]) - logits.gather(1, others[:, None])
+    ends = torch.zeros_like(logits).scatter_(1, others[:, None], 1.0)
+    gradient = ends.scatter_(1, labels[:, None], -1.0)  # of -m by the logits
+    quadratic = constant = torch.zeros_like(margin[:, 0])
+    for k in reversed(range(len(branch.segments))):
+        (gradient,) = torch.autograd.grad(outputs[k], inputs[k], gradient)
+        if k:
+            z, reach = outputs[k - 1].detach(), branch.bounds[k - 1]
+            axis = channel_axis("MaxMin", z, branch.sorts[k - 1].dim)
+            gradient, lam, cost = _through_maxmin(gradient, z, axis, reach * rho)
+            quadratic, constant = quadratic + lam * reach**2, constant + cost
+    return _Tangent(margin[:, 0], gradient, quadratic, constant)
+
+
+def _outputs(branch: Branch, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the inputs of the segments, and their outputs, which are functions of these for autograd."""
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for k, segment in enumerate(branch.segments):
+        y = branch.sorts[k - 1](outputs[-1].detach()) if k else x
+        inputs.append(y.detach().requires_grad_())
+        with torch.enable_grad():
+            outputs.append(segment(inputs[-1]))
+    return inputs, outputs
+
+
+def _through_maxmin(gradient: Tensor, z: Tensor, axis: int, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pull a gradient back through MaxMin at `z` with slopes theta; return it, the lambdas (b,) and the costs (b,)."""
+    (by_sum, g), (_, t) = _turned(gradient, axis), _turned(z, axis)
+    theta, lam, cost = slopes(g, t.abs(), rho)
+    by_difference = torch.where(t < 0, -theta, theta) * g
+    return torch.cat(_turned(torch.cat((by_sum, by_difference), axis), axis), axis), lam, cost
+
+
+def _turned(z: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return (a + b) / sqrt 2 and (a - b) / sqrt 2 for the pairs of channels; done twice, it gives a and b again."""
+    a, b = z.chunk(2, axis)
+    return (a + b) / math.sqrt(2), (a - b) / math.sqrt(2)
+
+
+def slopes(g: Tensor, d: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Slopes theta in place of those of \|t\|, so that g e <= lambda s^2 + cost, summed over the units of an example.
+
+    lambda minimises lambda rho^2 + cost, whose derivative is rho^2 - sum (g^2 / (4 lambda^2) - d^2)_+. Any other lambda
+    is as sound.
+
+    Arguments:
+        g: Derivatives by \|t\|, (b, ...).
+        d: Values of \|t\|, of the same shape.
+        rho: Largest norm of the s of each example, (b,).
+
+    Returns:
+        theta, of the shape of g; lambda and the cost, (b,).
+    """
+    up = g.clamp_min(0).flatten(1)
+    halves, gaps = (up / 2).square(), d.flatten(1).square()
+    low, high = (torch.full_like(halves[:, 0], end) for end in (-20.0, 20.0))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        small = (halves * torch.exp(-2 * middle)[:, None] - gaps).clamp_min(0).sum(1) > rho**2
+        low, high = torch.where(small, middle, low), torch.where(small, high, middle)
+    lam = torch.exp(high)
+    steep = 2 * d.flatten(1) * lam[:, None]
+    theta = torch.where(up > steep, steep / up, 1.0)
+    cost = (halves * (1 - theta).square()).sum(1) / lam
+    return theta.view_as(g), lam, cost
+
+
+def holds(
+    branches: Sequence[Branch],
+    x: Tensor,
+    labels: Tensor,
+    others: Tensor,
+    radius: float,
+    error: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Whether no perturbation of at most that norm brings the logit of the other class to that of the label, (b,).
+
+    The ball is cut into slabs across w, the gradient at the image. A perturbation in the slab from a to a' is first
+    a w / |w|, and then another one, which goes on along w by b <= a' - a. The squared norm of that one is at most
+    rho^2 - 2 a b, with rho^2 = radius^2 - a^2. So one perturbation cannot use its whole norm twice: along w, and to
+    change the order of pairs. The first slab holds what goes back along w, too, where w does no harm. Each slab is as
+    wide as the margin at its near side allows; if one would be too thin, nothing is proven.
+
+    Arguments:
+        branches: The model, as `branches_of` returns it.
+        x: Images in float64, (b, ...).
+        labels: Their classes, (b,).
+        others: Another class for each, (b,).
+        radius: Norm of the perturbations.
+        error: Bound of the rounding error of the logits in float64, for images of such norms.
+    """
+    proven, near = torch.zeros_like(labels, dtype=torch.bool), torch.zeros_like(x.flatten(1)[:, 0])
+    axis, left = torch.zeros_like(x.flatten(1)), torch.arange(len(x), device=x.device)
+    doubts = math.sqrt(2) * (1 + 2 * max(len(branch.sorts) for branch in branches))  # of the margin, and of each d
+    while len(left):
+        centre, rho = x[left] + (near[left, None] * axis[left]).view_as(x[left]), _side(radius, near[left])
+        tangent = _tangent(branches, centre, labels[left], others[left], rho)
+        slope = tangent.slope.flatten(1)
+        axis[left] = torch.where(near[left, None] > 0, axis[left], _unit(slope))
+        along = (slope * axis[left]).sum(1)
+        across = row_norms(slope - along[:, None] * axis[left])
+        fall = across * rho + tangent.quadratic * rho**2 + tangent.constant
+        scale = tangent.margin.abs() + fall + row_norms(slope) * max(radius, 1.0)
+        room = tangent.margin - fall - doubts * error(row_norms(centre) + radius) - _ROUNDING * scale
+        rate = along - 2 * near[left] * tangent.quadratic  # what goes on along w is missing from rho
+        width = torch.where(rate > 0, (1 - _ROUNDING) * room / rate.where(rate > 0, 1.0), math.inf)
+        near[left] += width
+        proven[left] = (room > 0) & (near[left] >= radius)
+        left = left[(room > 0) & (near[left] < radius) & (width > _THINNEST * radius)]  # none that is not a number
+    return proven
+
+
+def _side(radius: float, near: Tensor) -> Tensor:
+    """Norm of the longest perturbation in a ball that begins at a distance from its middle and does not go back."""
+    return ((radius - near) * (radius + near)).clamp_min(0).sqrt() * (1 + _ROUNDING)
+
+
+def _unit(w: Tensor) -> Tensor:
+    """Rows (b, n) of norm 1: those of w, or the first axis where w is 0."""
+    norms = row_norms(w)[:, None]
+    first = torch.zeros_like(w)
+    first[:, 0] = 1.0
+    return torch.where(norms > 0, w / norms.where(norms > 0, 1.0), first)
+
+
+def proven_radius(
+    branches: Sequence[Branch],
+    x: Tensor,
+    labels: Tensor,
+    reach: Tensor,
+    levels: Sequence[float],
+    error: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Largest of the levels within which no perturbation changes the class of an image, (b,); 0 where none is proven.
+
+    An image is tried at the levels up to twice its radius, in ascending order, until one fails.
+
+    Arguments:
+        branches: The model, as `branches_of` returns it.
+        x: Images in float64, (b, ...).
+        labels: Their classes, (b,).
+        reach: Distance within which no class is known to catch up, (b, classes), inf for the class itself.
+        levels: Radii to try.
+        error: As in `holds`.
+    """
+    best, radius = torch.zeros_like(reach[:, 0]), reach.amin(1)
+    failed = torch.zeros_like(best, dtype=torch.bool)
+    for level in sorted(e * _BEYOND for e in levels if 0 < e < math.inf):
+        tried = (radius <= level) & (radius > level / 2) & ~failed
+        proven = tried.clone()
+        rows, classes = ((reach <= level) & tried[:, None]).nonzero(as_tuple=True)
+        for i, j in zip(rows.split(_PAIRS), classes.split(_PAIRS), strict=True):
+            still = proven[i]  # an image that failed for one class is not tried for another
+            i, j = i[still], j[still]
+            fails = i[~holds(branches, x[i], labels[i], j, level, error)]
+            proven[fails] = False
+        best, failed = torch.where(proven, level, best), failed | (tried & ~proven)
+    return best
