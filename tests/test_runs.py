@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from orthoconv import data, models
-from orthoconv.lab import reports
+from orthoconv import certify, data, models
+from orthoconv.lab import evaluation, reports
 from orthoconv.lab.cli import main
 from orthoconv.lab.configs import Training
 from orthoconv.lab.runs import Run
@@ -124,6 +124,30 @@ def test_evaluation_report_and_export(copy, monkeypatch, capsys) -> None:
     assert "<td>cayley, other</td>\n<td>12.35 %</td>" in page
     assert page.index("cayley, run") < page.index("cayley, other")
     assert (copy / "model.pt2").stat().st_size > 1000
+
+
+def test_certified_images_may_be_spared(copy, monkeypatch) -> None:
+    """Only the others are attacked then, by an attack that always succeeds: it gives images of another class."""
+    model, run, test = models.load(copy), Run(copy), data.load("digits")[1].first(100)
+    found, attacked = certify(model, data.batches(test, 100), [0.1]), []
+    classes = found.logits.argmax(1)
+
+    def replace(model, x, labels=None, *args, **options):
+        attacked.append(len(x))
+        current = model(x).argmax(1)
+        return torch.stack([test.images[classes != c][0] for c in current])
+
+    for name in ("pgd", "apgd"):
+        monkeypatch.setattr(evaluation, name, replace)
+    options = {"eps": 0.1, "certified_eps": [0.1], "attack_examples": 0}
+    figures = evaluation.evaluate_model(model, test, run, attack_certified=False, **options)
+    certified = found.radius > 0.1
+    assert 0 < certified.sum() < found.correct.sum()
+    assert attacked[0] == (found.correct & ~certified).sum()
+    assert figures["pgd"] == float(certified.double().mean())
+    assert not figures["attacked_certified"]
+    with pytest.raises(evaluation.BrokenCertificateError, match=r"certified for eps = 0\.1"):
+        evaluation.evaluate_model(model, test, run, **options)
 
 
 def test_labels_of_runs(trained, tmp_path) -> None:
