@@ -152,7 +152,7 @@ class FastPlane(Plane):
         super().__init__(size, u.flatten(), v.flatten(), torch.where((v == 0) | (2 * v == w), 1, 2).flatten())
 
     def transform(self, x: Tensor) -> Tensor:
-        X: Tensor = torch.fft.rfft2(x)
+        X: Tensor = torch.fft.rfft2(_without_repeats(x))
         return X.flatten(2)
 
     def invert(self, X: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class VolumePlane(FastPlane):
         return D
 
     def transform(self, x: Tensor) -> Tensor:
-        X: Tensor = torch.fft.rfftn(x, dim=(-3, -2, -1))
+        X: Tensor = torch.fft.rfftn(_without_repeats(x), dim=(-3, -2, -1))
         return X.flatten(2)
 
     def invert(self, X: Tensor) -> Tensor:
@@ -299,6 +299,11 @@ def _roots(turns: Tensor, n: int) -> Tensor:
 def _is_plain(x: Tensor) -> bool:
     """Whether `x` may be worked on piece by piece: no gradient is wanted, nothing is traced or transformed."""
     return is_concrete(x) and not torch.is_grad_enabled() and len(x) > 0
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    """Return `x`, or a copy if entries share memory: the FFT of an expanded tensor fails in older versions of torch."""
+    return x.contiguous() if is_concrete(x) and 0 in x.stride() else x
 
 
 def _with_contiguous_grad(x: Tensor) -> Tensor:

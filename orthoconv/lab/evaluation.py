@@ -62,13 +62,7 @@ def evaluate_model(
     certificates = certify(model, batches(test, _CHUNK), sorted({*certified_eps, eps}), local=local)
     n = min(attack_examples or len(test.labels), len(test.labels))
     part, radius, source = test.first(n), certificates.radius[:n], torch.Generator().manual_seed(seed)
-    attacks: dict[str, Callable[..., Tensor]] = {
-        "pgd": partial(pgd, model, ball=L2Ball(eps), generator=source),
-        "apgd_ce": partial(apgd, model, ball=L2Ball(eps), loss="ce", iterations=apgd_iterations, seed=seed),
-        "apgd_dlr": partial(apgd, model, ball=L2Ball(eps), loss="dlr", iterations=apgd_iterations, seed=seed),
-    }
-    if certificates.logits.shape[1] < _LEAST_FOR_RATIO:
-        attacks["apgd_dlr"] = partial(apgd, model, ball=L2Ball(eps), iterations=apgd_iterations, seed=seed + 1)
+    attacks = _attacks(model, eps, apgd_iterations, certificates.logits.shape[1], seed, source)
     others = {e: partial(pgd, model, ball=L2Ball(e), generator=source) for e in certificates.eps if e != eps}
     with frozen(model):
         against = partial(_attack, model, part, radius, run, attack_certified)
@@ -100,6 +94,19 @@ def evaluate_model(
     write_atomically(run.evidence_path, save({k: v.contiguous() for k, v in evidence.items()}))
     write_atomically(run.evaluation_path, json.dumps(row, indent=2).encode())
     return row
+
+
+def _attacks(
+    model: nn.Module, eps: float, iterations: int, classes: int, seed: int, source: torch.Generator
+) -> dict[str, Callable[..., Tensor]]:
+    """Return PGD and both APGDs at that norm, each a function of images and labels."""
+    find = partial(apgd, model, ball=L2Ball(eps), iterations=iterations)
+    second = partial(find, loss="dlr", seed=seed) if classes >= _LEAST_FOR_RATIO else partial(find, seed=seed + 1)
+    return {
+        "pgd": partial(pgd, model, ball=L2Ball(eps), generator=source),
+        "apgd_ce": partial(find, loss="ce", seed=seed),
+        "apgd_dlr": second,
+    }
 
 
 def _locally(certificates: Certificates, eps: float) -> dict[str, Any]:
