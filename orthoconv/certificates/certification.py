@@ -154,10 +154,10 @@ def certify(
     bound of the layers before it and the distances of the rows of its matrix. Such a radius is never smaller than that
     of `certified_radius`, and the last layer need not be orthogonal.
 
-    With ``local=True``, `certify` looks once more at each image whose radius falls short of one of the `eps`. It bounds
-    how fast the logits approach each other near this image, which is slower than their Lipschitz constant says
-    (docs/maths.md). If that proves the class within eps, the radius becomes eps and a little more. This is for networks
-    of affine layers and MaxMin, and for means of them.
+    With ``local=True``, `certify` looks again at each image whose radius lies between one half of an `eps` and that
+    `eps`. It bounds how fast the logits approach each other near this image, which is slower than their Lipschitz
+    constant allows (docs/maths.md). If that proves the class within eps, the radius becomes eps and a little more. This
+    is for networks of affine layers and MaxMin, and for means of them.
 
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had. See `lipschitz_bound`.
