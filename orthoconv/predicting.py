@@ -2,7 +2,6 @@
 
 __all__ = ["Prediction", "Predictions", "predict"]
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from orthoconv.margins import margin, radius_text
 from orthoconv.models.describing import checked_names, description_of
 from orthoconv.modules import require_module, zeros_for
 
-_STEP = 1.05  # by which radii grow that local certificates are tried for
+_STEP = 0.05  # share by which radii grow that local certificates are tried for
 _CHUNK = 256
 
 
@@ -124,9 +123,7 @@ def predict(
     require_module(model)
     known = description_of(model)
     x = as_images(images, known.input_shape, resize).to(zeros_for(model, ()).dtype)
-    certificates = certify(model, _with_classes(model, x))
-    if local:
-        certificates = certify(model, _with_classes(model, x), _levels(certificates.radius), local=True)
+    certificates = certify(model, _with_classes(model, x), local=_STEP if local else False)
     names = known.class_names if class_names is None else checked_names(class_names)
     if names is not None and len(names) != certificates.logits.shape[1]:
         raise ValueError(f"the network has {certificates.logits.shape[1]} classes, but {len(names)} names: {names}")
@@ -134,15 +131,6 @@ def predict(
     return Predictions(
         x, certificates.logits, certificates.labels, lead, certificates.radius, certificates.lipschitz, names
     )
-
-
-def _levels(radius: Tensor) -> list[float]:
-    """Return radii from the smallest of some up to twice the largest, each a twentieth more than the one before."""
-    known = radius[(radius > 0) & radius.isfinite()].double()
-    if not len(known):
-        return [0.0]
-    low, high = float(known.min()), 2 * float(known.max())
-    return [low * _STEP**k for k in range(1 + int(math.log(high / low) / math.log(_STEP)))]
 
 
 def _with_classes(model: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -151,7 +151,9 @@ def test_what_is_proven_of_a_disc_is_true() -> None:
             fine = torch.ones(20, dtype=torch.bool)
             for j in range(3):
                 other = torch.full_like(labels, j)
-                fine &= (labels == j) | local.holds(parts, x, labels, other, radius, torch.zeros_like)
+                fine &= (labels == j) | local.holds(
+                    parts, x, labels, other, torch.full_like(x[:, 0], radius), torch.zeros_like
+                )
             assert not bool((fine & (true <= radius)).any())
             proven, before = proven + int(fine.sum()), before + int((known > radius).sum())
             false += int((true <= radius).sum())
@@ -204,6 +206,29 @@ def test_predict() -> None:
             certify(model, [(x[k : k + 1], after.index[k : k + 1])], [float(after.radius[k]) / (1 + 2e-6)], local=True)
             .radius.item(), rel=1e-5,
         )  # fmt: skip
+
+
+def test_radii_that_grow_by_steps_are_proven_at_each_step() -> None:
+    """The radius of a step is one that `certify` also proves if it is asked for it, and the next one it does not."""
+    torch.manual_seed(1)
+    model, x = mean(), torch.rand(6, 1, 8, 8)
+    labels = model.eval()(x).argmax(1)
+    before, after = (certify(model, [(x, labels)], local=choice) for choice in (False, 0.1))
+    steps = (after.radius / before.radius).double().log() / math.log(1.1)
+    assert bool((steps > 0.5).any()), "none grew"
+    assert torch.allclose(steps, steps.round(), atol=1e-4)
+    assert torch.equal(after.by_lipschitz, before.radius)
+    for k in range(3):
+        again = [(x[k : k + 1], labels[k : k + 1])]
+        here, beyond = (float(before.radius[k]) * 1.1 ** (round(float(steps[k])) + s) for s in (-1e-3, 1.0))
+        assert certify(model, again, [here], local=True).certified_accuracy[here] == 1
+        assert certify(model, again, [beyond], local=True).certified_accuracy[beyond] == 0
+
+
+@pytest.mark.parametrize("step", [1, 0.0, 1.5, -0.1, "0.1", None, math.nan])
+def test_steps_that_are_refused(step) -> None:
+    with pytest.raises(ValueError, match=r"local must be True, False or a share of a radius such as 0\.05, got"):
+        certify(plane(), [(torch.rand(1, 2), torch.tensor([0]))], local=step)
 
 
 def test_models_without_local_certificates() -> None:

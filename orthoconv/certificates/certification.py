@@ -19,7 +19,7 @@ from orthoconv.certificates.display import curve, in_levels, table
 from orthoconv.certificates.double import in_double, require_all_double
 from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, pairwise_rates, pairwise_reach
-from orthoconv.certificates.local import Branch, branches_of, proven_radius, require_sum
+from orthoconv.certificates.local import Branch, branches_of, levels_at, levels_by, proven_radius, require_sum
 from orthoconv.certificates.own_forward import bounded_form
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
@@ -142,7 +142,7 @@ def certify(
     lipschitz: float | None = None,
     *,
     rounding: bool = True,
-    local: bool = False,
+    local: bool | float = False,
 ) -> Certificates:
     """Certify all examples of `batches`, with the bound of `lipschitz_bound` unless another is given.
 
@@ -157,7 +157,8 @@ def certify(
     With ``local=True``, `certify` looks again at each image whose radius lies between one half of an `eps` and that
     `eps`. It bounds how fast the logits approach each other near this image, which is slower than their Lipschitz
     constant allows (docs/maths.md). If that proves the class within eps, the radius becomes eps and a little more. This
-    is for networks of affine layers and MaxMin, and for means of them.
+    is for networks of affine layers and MaxMin, and for means of them. With ``local=0.05``, `certify` does not ask
+    for the `eps`: it makes each radius larger by steps of 5 %, as far as that can be proven, up to twice the radius.
 
     Arguments:
         model: Function of images to logits; used in eval mode, and left in the mode it had. See `lipschitz_bound`.
@@ -167,7 +168,8 @@ def certify(
             one that is given, radii are those of `certified_radius`.
         rounding: Whether to allow for rounding, which takes three times as long; without, the formulas are
             those of exact arithmetic.
-        local: Whether to prove more by local certificates; needs rounding, and the bound of `lipschitz_bound`.
+        local: Whether to prove more by local certificates, at the `eps`; or the share of a step, such as 0.05. Needs
+            rounding, and the bound of `lipschitz_bound`.
 
     >>> from orthoconv.nn import CayleyLinear
     >>> model, x = nn.Sequential(nn.Flatten(), CayleyLinear(16, 3)), torch.rand(5, 1, 4, 4)
@@ -178,6 +180,8 @@ def certify(
     eps = _norms(eps)
     if lipschitz is not None:
         require_number("lipschitz", lipschitz)
+    if not (isinstance(local, bool) or (isinstance(local, float) and 0 < local < 1)):
+        raise ValueError(f"local must be True, False or a share of a radius such as 0.05, got {local!r}")
     if local and (lipschitz is not None or not rounding):
         raise ValueError(
             f"local needs rounding=True and no lipschitz, got rounding={rounding}, lipschitz={lipschitz!r}"
@@ -197,7 +201,7 @@ def certify(
             slack = basis.slack(x, logits).to(home)
             scores, labels = logits.to(home), y.to(home).long()
             radius = basis.radius(scores, labels, slack)
-            parts.append((scores, labels, radius, slack, basis.proven(x, logits, labels, slack, eps).to(home)))
+            parts.append((scores, labels, radius, slack, basis.proven(x, logits, labels, slack, eps, local).to(home)))
     if basis is None:
         raise ValueError("certify needs at least one batch, got none")
     scores, labels, radius, slack, proven = map(torch.cat, zip(*parts, strict=True))
@@ -249,7 +253,9 @@ class _Basis(NamedTuple):
             radius = radius.maximum(pairwise_radius(values, labels, self.rates.to(values.device), slack=error))
         return radius if self.exact is None else rounded_down(radius, logits.dtype)
 
-    def proven(self, x: Tensor, logits: Tensor, labels: Tensor, slack: Tensor, eps: Sequence[float]) -> Tensor:
+    def proven(
+        self, x: Tensor, logits: Tensor, labels: Tensor, slack: Tensor, eps: Sequence[float], local: bool | float
+    ) -> Tensor:
         """Radii by local certificates, where those by the Lipschitz bounds are smaller; 0 elsewhere, in float64."""
         x, logits = in_double_near(x).clone(), in_double_near(logits)
         if not self.branches or self.grown is None or self.exact is None:
@@ -259,10 +265,11 @@ class _Basis(NamedTuple):
         if rates is None:  # no linear layer at the end: one rate for all pairs
             rates = logits.new_full((logits.shape[1],) * 2, math.sqrt(2) * (1 + 1e-15) * self.lipschitz)
         reach = pairwise_reach(logits, labels, rates, 1.0, slack)
-        return proven_radius(self.branches, x, labels, reach, eps, self.grown.error)
+        levels = levels_at(eps, reach[:, 0]) if local is True else levels_by(float(local), reach.amin(1))
+        return proven_radius(self.branches, x, labels, reach, levels, self.grown.error)
 
 
-def _basis(near: nn.Module, x: Tensor, lipschitz: float | None, rounding: bool, local: bool) -> _Basis:
+def _basis(near: nn.Module, x: Tensor, lipschitz: float | None, rounding: bool, local: bool | float) -> _Basis:
     """Find out what certificates rest on, for inputs like the one of a batch `x` (1, ...)."""
     walk, shape, rates, grown = Walk(torch.float64), x.shape[1:], None, None
     form = bounded_form(near, shape) if rounding or lipschitz is None else near

@@ -19,10 +19,11 @@ Lipschitz bound up to there. So a decrease of m needs a perturbation along w, or
 pairs, and one perturbation cannot be both.
 """
 
-__all__ = ["Branch", "branches_of", "holds", "proven_radius", "require_sum", "slopes"]
+__all__ = ["Branch", "branches_of", "holds", "levels_at", "levels_by", "proven_radius", "require_sum", "slopes"]
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ _BISECTIONS = 16  # of the logarithm of lambda; any lambda is sound
 _PAIRS = 64  # of an image and a class, at once
 _ROUNDING = 1e-9  # of all terms, for the gradients: float64 loses 1e-11 in sums of 1e5
 _BEYOND = 1 + 1e-6  # times a radius that is proven, so that radius > eps holds in float32, too
+_FARTHEST = 2.0  # times the radius by the Lipschitz bound: nothing more is tried
 
 
 class Branch(NamedTuple):
@@ -94,10 +96,11 @@ def branches_of(model: nn.Module, exact: nn.Module, bound: Callable[[nn.Module],
         TypeError: If the model has a part that is neither affine nor MaxMin; the error names it.
     """
     _require_own_gradients(model)
-    return [_branch(share, rows, bound) for share, rows in _paths(model, exact)]
+    bound_of = cache(lambda *layers: bound(nn.Sequential(*layers)))  # an image and its mirror image share their layers
+    return [_branch(share, rows, bound_of) for share, rows in _paths(model, exact)]
 
 
-def _branch(share: float, rows: list[_Row], bound: Callable[[nn.Module], float]) -> Branch:
+def _branch(share: float, rows: list[_Row], bound_of: Callable[..., float]) -> Branch:
     layers, twins = [layer for layer, _ in rows], [twin for _, twin in rows]
     for layer in layers:
         if not _is(layer, MaxMin, _Mirror, *_AFFINE):
@@ -108,9 +111,9 @@ def _branch(share: float, rows: list[_Row], bound: Callable[[nn.Module], float])
     places = [k for k, layer in enumerate(layers) if isinstance(layer, MaxMin)]
     ends = [-1, *places, len(layers)]
     segments = [nn.Sequential(*twins[first + 1 : last]) for first, last in pairwise(ends)]
-    before = [nn.Sequential(*(m for m in layers[:k] if not isinstance(m, _Mirror))) for k in places]
+    before = [[m for m in layers[:k] if not isinstance(m, _Mirror)] for k in places]
     sorts = [layer for layer in layers if isinstance(layer, MaxMin)]
-    return Branch(share, segments, sorts, [bound(part) for part in before])
+    return Branch(share, segments, sorts, [bound_of(*part) for part in before])
 
 
 def _paths(model: nn.Module, exact: nn.Module) -> list[tuple[float, list[_Row]]]:
@@ -268,7 +271,7 @@ def holds(
     x: Tensor,
     labels: Tensor,
     others: Tensor,
-    radius: float,
+    radius: Tensor,
     error: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Whether no perturbation of at most that norm brings the logit of the other class to that of the label, (b,).
@@ -284,32 +287,33 @@ def holds(
         x: Images in float64, (b, ...).
         labels: Their classes, (b,).
         others: Another class for each, (b,).
-        radius: Norm of the perturbations.
+        radius: Norm of the perturbations of each, (b,).
         error: Bound of the rounding error of the logits in float64, for images of such norms.
     """
     proven, near = torch.zeros_like(labels, dtype=torch.bool), torch.zeros_like(x.flatten(1)[:, 0])
     axis, left = torch.zeros_like(x.flatten(1)), torch.arange(len(x), device=x.device)
     doubts = math.sqrt(2) * (1 + 2 * max(len(branch.sorts) for branch in branches))  # of the margin, and of each d
     while len(left):
-        centre, rho = x[left] + (near[left, None] * axis[left]).view_as(x[left]), _side(radius, near[left])
+        r = radius[left]
+        centre, rho = x[left] + (near[left, None] * axis[left]).view_as(x[left]), _side(r, near[left])
         tangent = _tangent(branches, centre, labels[left], others[left], rho)
         slope = tangent.slope.flatten(1)
         axis[left] = torch.where(near[left, None] > 0, axis[left], _unit(slope))
         along = (slope * axis[left]).sum(1)
         across = row_norms(slope - along[:, None] * axis[left])
         fall = across * rho + tangent.quadratic * rho**2 + tangent.constant
-        scale = tangent.margin.abs() + fall + row_norms(slope) * max(radius, 1.0)
-        room = tangent.margin - fall - doubts * error(row_norms(centre) + radius) - _ROUNDING * scale
+        scale = tangent.margin.abs() + fall + row_norms(slope) * r.clamp_min(1)
+        room = tangent.margin - fall - doubts * error(row_norms(centre) + r) - _ROUNDING * scale
         rate = along - 2 * near[left] * tangent.quadratic  # what goes on along w is missing from rho
         width = torch.where(rate > 0, (1 - _ROUNDING) * room / rate.where(rate > 0, 1.0), math.inf)
         near[left] += width
-        proven[left] = (room > 0) & (near[left] >= radius)
-        left = left[(room > 0) & (near[left] < radius) & (width > _THINNEST * radius)]  # none that is not a number
+        proven[left] = (room > 0) & (near[left] >= r)
+        left = left[(room > 0) & (near[left] < r) & (width > _THINNEST * r)]  # none that is not a number
     return proven
 
 
-def _side(radius: float, near: Tensor) -> Tensor:
-    """Norm of the longest perturbation in a ball that begins at a distance from its middle and does not go back."""
+def _side(radius: Tensor, near: Tensor) -> Tensor:
+    """Norms of the longest perturbations in balls that begin at a distance from the middle and do not go back."""
     return ((radius - near) * (radius + near)).clamp_min(0).sqrt() * (1 + _ROUNDING)
 
 
@@ -321,12 +325,32 @@ def _unit(w: Tensor) -> Tensor:
     return torch.where(norms > 0, w / norms.where(norms > 0, 1.0), first)
 
 
+def levels_at(eps: Sequence[float], radius: Tensor) -> Tensor:
+    """Radii to try, (b, n): each eps and a little more, for all images.
+
+    >>> levels_at([0.2, 0.1, 0.0], torch.zeros(1, dtype=torch.float64))
+    tensor([[0.1000, 0.2000]], dtype=torch.float64)
+    """
+    given = sorted(e * _BEYOND for e in eps if 0 < e < math.inf)
+    return radius.new_tensor(given).expand(len(radius), len(given))
+
+
+def levels_by(step: float, radius: Tensor) -> Tensor:
+    """Radii to try, (b, n): those of a Lipschitz bound, (b,), made larger by that share again and again.
+
+    >>> levels_by(0.3, torch.ones(1, dtype=torch.float64))
+    tensor([[1.3000, 1.6900]], dtype=torch.float64)
+    """
+    count = math.floor(math.log(_FARTHEST) / math.log1p(step))
+    return radius[:, None] * radius.new_tensor([(1 + step) ** (k + 1) for k in range(count)])
+
+
 def proven_radius(
     branches: Sequence[Branch],
     x: Tensor,
     labels: Tensor,
     reach: Tensor,
-    levels: Sequence[float],
+    levels: Tensor,
     error: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Largest of the levels within which no perturbation changes the class of an image, (b,); 0 where none is proven.
@@ -338,19 +362,19 @@ def proven_radius(
         x: Images in float64, (b, ...).
         labels: Their classes, (b,).
         reach: Distance within which no class is known to catch up, (b, classes), inf for the class itself.
-        levels: Radii to try.
+        levels: Radii to try for each image, ascending, (b, n).
         error: As in `holds`.
     """
     best, radius = torch.zeros_like(reach[:, 0]), reach.amin(1)
     failed = torch.zeros_like(best, dtype=torch.bool)
-    for level in sorted(e * _BEYOND for e in levels if 0 < e < math.inf):
-        tried = (radius <= level) & (radius > level / 2) & ~failed
+    for level in levels.unbind(1):
+        tried = (radius <= level) & (radius > level / _FARTHEST) & level.isfinite() & ~failed
         proven = tried.clone()
-        rows, classes = ((reach <= level) & tried[:, None]).nonzero(as_tuple=True)
+        rows, classes = ((reach <= level[:, None]) & tried[:, None]).nonzero(as_tuple=True)
         for i, j in zip(rows.split(_PAIRS), classes.split(_PAIRS), strict=True):
             still = proven[i]  # an image that failed for one class is not tried for another
             i, j = i[still], j[still]
-            fails = i[~holds(branches, x[i], labels[i], j, level, error)]
+            fails = i[~holds(branches, x[i], labels[i], j, level[i], error)]
             proven[fails] = False
         best, failed = torch.where(proven, level, best), failed | (tried & ~proven)
     return best
