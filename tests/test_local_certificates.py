@@ -1,5 +1,6 @@
 """Local certificates: the lemma, the inequality around an image, the proof for a ball, and `certify`."""
 
+import inspect
 import math
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv import certify, lipschitz_bound, predict
+from orthoconv import nn as layers
 from orthoconv.certificates import local
+from orthoconv.certificates.branches import Branch, branches_of, require_sum
 from orthoconv.certificates.double import in_double
 from orthoconv.nn import (
     CayleyConv2d,
@@ -41,9 +44,9 @@ def mean() -> nn.Sequential:
     return nn.Sequential(IsometryAverage(nn.Sequential(Ensemble([images(), images()]))))
 
 
-def branches(model: nn.Module, shape: tuple[int, ...], factor: float = 1.0) -> list[local.Branch]:
+def branches(model: nn.Module, shape: tuple[int, ...], factor: float = 1.0) -> list[Branch]:
     model.eval()
-    return local.branches_of(model, in_double(model), lambda part: factor * lipschitz_bound(part, shape))
+    return branches_of(model, in_double(model), lambda part: factor * lipschitz_bound(part, shape))
 
 
 MODELS = {"plane": (plane, (2,)), "images": (images, (1, 8, 8)), "mean": (mean, (1, 8, 8))}
@@ -231,6 +234,25 @@ def test_steps_that_are_refused(step) -> None:
         certify(plane(), [(torch.rand(1, 2), torch.tensor([0]))], local=step)
 
 
+KINDS = [n for n in layers.__all__ if n.endswith(("Conv2d", "ConvTranspose2d", "Linear"))]
+
+
+@pytest.mark.parametrize("name", [n for n in KINDS if not inspect.isabstract(getattr(layers, n))])
+def test_layers_that_are_taken_are_affine(name: str) -> None:
+    """f(x) + f(y) - f(0) = f(x + y) for each kind of convolution and linear layer, or it is refused."""
+    make, dense = getattr(layers, name), name.endswith("Linear")
+    layer = (make(8, 8) if dense else make(8, 8, 3)).double().eval()
+    x, y = torch.randn(2, 3, 8, *(() if dense else (6, 6)), dtype=torch.float64)
+    with torch.no_grad():
+        differs = not torch.allclose(layer(x) + layer(y) - layer(torch.zeros_like(x)), layer(x + y), atol=1e-9)
+    model = nn.Sequential(layer, MaxMin(), nn.Flatten(), CayleyLinear(x[0].numel(), 2))
+    if not differs:
+        assert len(branches_of(model, model, lambda part: 1.0)) == 1
+    else:
+        with pytest.raises(TypeError, match=name):
+            branches_of(model, model, lambda part: 1.0)
+
+
 def test_models_without_local_certificates() -> None:
     x, labels = torch.rand(2, 8), torch.zeros(2, dtype=torch.long)
     smooth = nn.Sequential(CayleyLinear(8, 8), nn.ReLU(), CayleyLinear(8, 3))
@@ -267,10 +289,10 @@ def test_a_layer_that_is_two_in_float64() -> None:
     (branch,) = branches(model, (2, 4, 4))
     assert len(branch.segments) == 2
     x = torch.rand(3, 2, 4, 4, dtype=torch.float64)
-    local.require_sum([branch], in_double(model), x, lambda norms: 1e-12 * norms)
+    require_sum([branch], in_double(model), x, lambda norms: 1e-12 * norms)
     wrong = branch._replace(share=0.9)
     with pytest.raises(TypeError, match="are not what it computes"):
-        local.require_sum([wrong], in_double(model), x, lambda norms: 1e-12 * norms)
+        require_sum([wrong], in_double(model), x, lambda norms: 1e-12 * norms)
 
 
 def test_hooks_that_change_gradients_are_refused() -> None:
@@ -283,7 +305,7 @@ def test_hooks_that_change_gradients_are_refused() -> None:
     handle = nn.modules.module.register_module_full_backward_hook(lambda *args: None)
     try:
         with pytest.raises(TypeError, match="all modules has backward hooks"):
-            local.branches_of(plane(), plane(), lambda part: 1.0)
+            branches_of(plane(), plane(), lambda part: 1.0)
     finally:
         handle.remove()
 

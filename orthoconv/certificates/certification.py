@@ -3,23 +3,24 @@
 __all__ = ["EPS", "Certificates", "certified_radius", "certify"]
 
 import math
-import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from orthoconv import budget
 from orthoconv.certificates.algebra import Growth
+from orthoconv.certificates.arguments import iterable, norms, pair_of, require_input
 from orthoconv.certificates.bounds import Walk
+from orthoconv.certificates.branches import Branch, branches_of, require_sum
 from orthoconv.certificates.display import curve, in_levels, table
 from orthoconv.certificates.double import in_double, require_all_double
 from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, pairwise_rates, pairwise_reach
-from orthoconv.certificates.local import Branch, branches_of, levels_at, levels_by, proven_radius, require_sum
+from orthoconv.certificates.local import levels_at, levels_by, proven_radius
 from orthoconv.certificates.own_forward import bounded_form
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
@@ -177,7 +178,7 @@ def certify(
     1.0
     """
     require_module(model)
-    eps = _norms(eps)
+    eps = norms(eps)
     if lipschitz is not None:
         require_number("lipschitz", lipschitz)
     if not (isinstance(local, bool) or (isinstance(local, float) and 0 < local < 1)):
@@ -191,9 +192,9 @@ def certify(
     precise = full_precision(torch.empty(0, device=device_of(model)))
     with torch.inference_mode(False), torch.no_grad(), in_eval_mode(model), frozen(model), precise:
         near = in_reach_of_double(unwrapped(model))
-        for x, y in map(_pair, _iterable(batches)):
+        for x, y in map(pair_of, iterable(batches)):
             basis = basis or _basis(near, x[:1], lipschitz, rounding, local)
-            _require_input(x, basis.shape)
+            require_input(x, basis.shape)
             home = y.device if budget.has_double(y.device) else torch.device("cpu")
             (x,) = move(model, x)
             logits = model(x.clone())  # whose first layer may work in place
@@ -290,48 +291,6 @@ def _exact(form: nn.Module, x: Tensor) -> nn.Module:
     exact = in_double(form)
     require_all_double(exact, *move(exact, x))
     return exact
-
-
-def _require_input(x: Tensor, shape: torch.Size) -> None:
-    if x.shape[1:] != shape:
-        raise ValueError(f"certify takes inputs of one shape, got {tuple(x.shape[1:])} after {tuple(shape)}")
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"certify takes finite inputs, got {int((~torch.isfinite(x)).sum())} entries that are not")
-
-
-def _norms(eps: Any) -> tuple[float, ...]:
-    """Return norms of perturbations as numbers, one or several."""
-    several = isinstance(eps, Iterable) and not (isinstance(eps, str) or getattr(eps, "ndim", 1) == 0)
-    given = tuple(eps) if several else (eps,)
-    for e in given:
-        if isinstance(e, str) or not hasattr(e, "__float__"):
-            raise TypeError(f"eps must be a number such as 36 / 255, or several, got {e!r}")
-        if not float(e) >= 0:
-            raise ValueError(f"eps must be at least 0, got {e!r}")
-    return tuple(map(float, given))
-
-
-def _iterable(batches: Any) -> Iterable[Any]:
-    if isinstance(batches, Iterable) or hasattr(batches, "__getitem__"):
-        return cast("Iterable[Any]", batches)
-    raise TypeError(f"certify takes batches such as [(x, labels)] or a DataLoader, got {reprlib.repr(batches)}")
-
-
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return a batch if it is two tensors, inputs (b, ...) and a label for each of them."""
-    if not isinstance(batch, Sequence) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
-        kinds = ", ".join(type(t).__name__ for t in batch) if isinstance(batch, tuple | list) else ""
-        given = f"{type(batch).__name__} of {kinds}" if kinds else type(batch).__name__
-        raise TypeError(
-            f"each batch of certify must be two tensors, inputs (b, ...) and labels (b,), got a {given}; "
-            f"one batch alone is [(x, labels)]"
-        )
-    x, y = batch
-    if y.shape != x.shape[:1]:
-        raise ValueError(
-            f"certify takes one label for each input, got inputs {tuple(x.shape)} and labels {tuple(y.shape)}"
-        )
-    return x, y
 
 
 def _bound(walk: Walk, shape: Sequence[int], part: nn.Module) -> float:
