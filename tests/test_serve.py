@@ -278,6 +278,18 @@ def test_what_cannot_be_served(server: Server) -> None:
         Service(models.describe(torch.nn.Flatten(), (2, 8, 8)), "two")
 
 
+def test_local_certificates() -> None:
+    torch.manual_seed(0)
+    words = ["downsample 2", "conv 8 k3", "maxmin", "flatten", "linear 8", "maxmin", "head normalized"]
+    options = {"in_channels": 3, "image_size": 8, "classes": 3, "members": 2, "mirror": True}
+    model = models.describe(models.build(words, **options), (3, 8, 8), NAMES)
+    plain, local = (Service(model, "small", local=choice).certify(PNG)["radius"] for choice in (False, True))
+    assert local > plain > 0
+    softened = models.describe(torch.nn.Sequential(model, torch.nn.Tanh()), (3, 8, 8), NAMES)
+    with pytest.raises(TypeError, match="got Tanh"):
+        Service(softened, "soft", local=True)
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", data="folder", classes=NAMES)

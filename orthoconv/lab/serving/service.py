@@ -36,9 +36,10 @@ class Service:
     Arguments:
         model: The network, which knows the shape of its images; see `models.describe`.
         name: What the page calls it.
+        local: Whether to look for larger radii by local certificates.
     """
 
-    def __init__(self, model: nn.Module, name: str) -> None:
+    def __init__(self, model: nn.Module, name: str, *, local: bool = False) -> None:
         shape, names = description_of(model)
         if shape is None or shape[0] not in (1, 3):
             raise ValueError(f"the page needs a network of grey or coloured images of a known size, got {shape}")
@@ -48,9 +49,11 @@ class Service:
             shape,
             threading.Lock(),
         )
-        self._bound = lipschitz_bound(model, shape)
+        self._bound, self._local = lipschitz_bound(model, shape), local
         self._predict = lru_cache(maxsize=64)(self._certificate)
         self.class_names = names
+        if local:  # so that a network that has none is refused before the page is open
+            self._predict(bytes(math.prod(shape)))
 
     def about(self) -> dict[str, Any]:
         """Describe the network."""
@@ -105,7 +108,8 @@ class Service:
         return bytes((255 * x).round().to(torch.uint8).flatten().tolist())
 
     def _certificate(self, pixels: bytes) -> Predictions:
-        return predict(self.model, torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(self.shape))
+        image = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(self.shape)
+        return predict(self.model, image, local=self._local)
 
     def _facts(self, logits: Tensor, index: Tensor) -> dict[str, Any]:
         """Return the class of one example, its name, and its lead over the others."""
