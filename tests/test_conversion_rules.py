@@ -102,6 +102,7 @@ LINEAR: dict[str, nn.Module] = {
     "deviation": Own(lambda self, x: x / self.std),
     "channels": Own(lambda self, x: F.pad(x, (0, 0, 0, 0, 0, 3))),
     "cat": Own(lambda self, x: torch.cat((x, x[:, :1], -x), dim=1)),
+    "cat of nothing": Own(lambda self, x: torch.cat((-x, x[:, 4:]), dim=1)),
     "pieces": Own(cut, nn.Conv2d(1, 3, 1, bias=False)),
     "stack": Own(lambda self, x: torch.stack([x, x.flip(-1)], 1).mean(1)),
     "difference": Own(lambda self, x: x - 2 * self.parts[0](x), nn.Conv2d(4, 4, 1, bias=False)),

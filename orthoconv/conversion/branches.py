@@ -100,9 +100,8 @@ def _cat(part: Part) -> nn.Module | Joined | None:
     if part.separate:
         return None
     axis = _axis(part, part.inputs[0])
-    return UnitCat(
-        len(part.inputs), axis, [shape[axis] for shape in part.inputs]
-    )  # so that all channels weigh the same
+    shares = [max(shape[axis], 1e-3) for shape in part.inputs]  # all channels weigh the same, and no channels nothing
+    return UnitCat(len(part.inputs), axis, shares)
 
 
 def _stack(part: Part) -> Joined:
