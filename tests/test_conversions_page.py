@@ -27,7 +27,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return conversions
 
 
-AT_CHANCE = "nin_cifar10"  # the page names it: it averages over the whole image, and the toy asks where it is bright
+AT_CHANCE = ("nin_cifar10", "skresnet18 narrow")  # the page names them, and says why
 
 
 def test_the_table_is_that_of_the_records(script: ModuleType) -> None:
@@ -39,13 +39,13 @@ def test_the_table_is_that_of_the_records(script: ModuleType) -> None:
 def test_the_records_keep_the_promises_of_convert(script: ModuleType) -> None:
     best = script.best(script.read(script.RECORDS))
     assert len(best) >= 60
-    assert AT_CHANCE in PAGE
+    assert all(f"{name.removesuffix(' narrow')} " in PAGE for name in AT_CHANCE)
     for r in best:
         assert "failed" not in r, r
         if "refused" not in r:
             assert r["without_gradient"] == 0, r
             assert max(r.get("bound", 0), r.get("trained_bound", 0)) <= 1.0001, r
-            assert (r.get("accuracy", 1) > 0.25) == (r["model"] != AT_CHANCE), r
+            assert (r.get("accuracy", 1) > 0.25) == (r["model"] not in AT_CHANCE), r
 
 
 def test_new_records_say_what_they_were_made_with(
