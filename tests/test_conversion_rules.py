@@ -188,6 +188,19 @@ def test_what_takes_the_place_of_scales_and_norms() -> None:
     assert cat.dim == 1
 
 
+def test_sizes_do_not_shorten_a_branch() -> None:
+    """The view of a gate may name a size of the first input; the way of the gate is long all the same."""
+
+    def gated(self: Own, x: Tensor) -> Tensor:
+        y = self.parts[0](x)
+        gate = self.parts[1](F.adaptive_avg_pool2d(y, 1).flatten(1))
+        return y * torch.sigmoid(gate).view(x.shape[0], x.shape[1], 1, 1) + x
+
+    new = convert(Own(gated, nn.Conv2d(4, 4, 1), nn.Linear(4, 4)), SHAPE)
+    (product,) = (m for name, m in new.named_modules() if isinstance(m, ConvexSum) and "mul" in name)
+    assert torch.sigmoid(product.alpha).item() == pytest.approx(0.75)
+
+
 def test_wrapped_models_are_converted() -> None:
     for wrapped in (AveragedModel(OTHERS["gate"]), nn.DataParallel(OTHERS["gate"])):
         assert lipschitz_bound(convert(wrapped, SHAPE).eval(), SHAPE) <= 1 + 1e-6

@@ -47,11 +47,13 @@ class Network:
         """Nodes that compute something: not those that move entries, or compute sizes."""
         for node in self._nodes("call_module", "call_function", "call_method"):
             computes = node.op == "call_module" or node.target not in SHAPE_ONLY | SELECTIONS
-            if computes and (node.name in self.shapes or not self._is_number(node)):
+            if computes and not self._is_number(node):
                 yield node
 
     def _is_number(self, node: fx.Node) -> bool:
-        """Whether a node without a shape is a number that comes from sizes."""
+        """Whether a node is a number that comes from sizes, and so has no shape."""
+        if node.name in self.shapes:
+            return False
         if node.target in ("size", "dim") or node.target is getattr:
             return True
         return not any(a.name in self.shapes for a in node.all_input_nodes)
@@ -86,7 +88,7 @@ class Network:
         """Length of the shortest way from the input to each node: layers with weights count most, then operations."""
         lengths: dict[fx.Node, int] = {}
         for node in self.graph.graph.nodes:
-            ways = [lengths[a] for a in node.all_input_nodes if a.op != "get_attr"]
+            ways = [lengths[a] for a in node.all_input_nodes if a.op != "get_attr" and not self._is_number(a)]
             lengths[node] = min(ways, default=0) + (_LAYER if self._has_weights(node) else 1)
         return lengths
 
