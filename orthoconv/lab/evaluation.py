@@ -65,7 +65,7 @@ def evaluate_model(
     attacks = _attacks(model, eps, apgd_iterations, certificates.logits.shape[1], seed, source)
     others = {e: partial(pgd, model, ball=L2Ball(e), generator=source) for e in certificates.eps if e != eps}
     with frozen(model):
-        against = partial(_attack, model, part, radius, run, attack_certified)
+        against = partial(_attack, model, part, certificates, run, attack_certified)
         survived = {name: against(eps, name, attack) for name, attack in attacks.items()}
         curve = {e: against(e, f"pgd at {e:.3f}", attack) for e, attack in others.items()}
         constants = [empirical_lipschitz(model, x, eps, generator=source).max() for x, _ in batches(part, _CHUNK)]
@@ -134,29 +134,23 @@ def _by_class(correct: Tensor, certified: Tensor, test: Split) -> dict[str, Any]
 def _attack(
     model: nn.Module,
     part: Split,
-    radius: Tensor,
+    certificates: Certificates,
     run: Run,
     attack_certified: bool,
     eps: float,
     name: str,
     attack: Callable[..., Tensor],
 ) -> Tensor:
-    """Return which examples keep their class; raise an error if a certified one does not."""
-    alive = []
-    chunks = list(zip(batches(part, _CHUNK), radius.split(_CHUNK), strict=True))
-    for (x, y), certified in quiet_bar(name, chunks):
-        x, y = move(model, x, y)
-        safe = certified > eps
+    """Return which examples of a part keep their class; raise an error if a certified one does not."""
+    n = len(part.labels)
+    alive, safe = certificates.correct[:n].cpu().clone(), (certificates.radius[:n] > eps).cpu()
+    tried = (alive & (attack_certified | ~safe)).nonzero().squeeze(1)
+    for picks in quiet_bar(name, tried.split(_CHUNK) if len(tried) else ()):
+        x, y = move(model, part.images[picks], part.labels[picks])
+        adversarial = attack(x, y)
         with torch.no_grad():
-            keeps = model(x).argmax(1) == y
-        tried = (keeps & (attack_certified | ~safe.to(keeps.device))).nonzero().squeeze(1)
-        adversarial = x.clone()
-        if len(tried):
-            adversarial[tried] = attack(x[tried], y[tried])
-            with torch.no_grad():
-                keeps[tried] = model(adversarial[tried]).argmax(1) == y[tried]
-        alive.append(keeps.cpu())
-        lost = ~alive[-1] & safe
+            alive[picks] = (model(adversarial).argmax(1) == y).cpu()
+        lost = (~alive & safe)[picks]
         if bool(lost.any()):
             path = run.folder / "broken.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +160,7 @@ def _attack(
                 f"{name} broke {int(lost.sum())} examples that were certified for eps = {eps:.4g}; "
                 f"the evidence is {path}"
             )
-    return torch.cat(alive)
+    return alive
 
 
 def _gallery(model: nn.Module, part: Split, radius: Tensor) -> dict[str, Tensor]:
