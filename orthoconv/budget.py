@@ -12,6 +12,7 @@ __all__ = [
     "CHUNK_BYTES",
     "DATA_BYTES",
     "DENSE_PIXELS",
+    "DENSE_SIDE",
     "EXACT_NORM",
     "FACTORS_KEPT",
     "FEWEST_FREQUENCIES",
@@ -43,7 +44,9 @@ ACCELERATOR_BYTES = 2**31  # The same on an accelerator, so that a chunk stays s
 DATA_BYTES = 2**33  # Keep training images of up to so many bytes on the accelerator; move larger sets batch by batch.
 READ_EVERY = 20  # Read the figures of a training run from an accelerator every so many steps.
 CACHE_LINES = 2048  # Move coefficients of so many (image, channel) rows at a time, one cache line each.
-DENSE_PIXELS = 64  # Transform images of up to so many pixels by a matrix product; larger ones by the FFT.
+DENSE_PIXELS = 64  # Transform images of up to so many pixels by one matrix product,
+DENSE_SIDE = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16  # on a CPU those of up to so many rows
+# and columns by a product for each axis, and larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
 INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
 INVERTED_ORDER = 128  # On an accelerator, invert matrices of up to this order for any number of images.

@@ -2,7 +2,8 @@
 
 A real image of h x w pixels has conjugate-symmetric coefficients, so about half of the plane is enough. Small images
 are transformed by one product with a real matrix, whose rows are the cosines and sines of just the frequencies that
-differ; larger ones by the fast Fourier transform. The crossover was measured (docs/performance.md).
+differ; middle ones by a product for each axis, on a CPU; larger ones by the fast Fourier transform. The crossovers were
+measured (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,8 +103,32 @@ class Plane(ABC):
         """Coefficients (b, c) of frequency zero, sums over an image; a view."""
 
 
-class MatrixPlane(Plane):
-    """Transform by a real matrix (2 f, h w); coefficients (f, 2, b, c), real and imaginary parts."""
+class RealPlane(Plane):
+    """Coefficients (2, f, b, c) found by products with real matrices, real parts before imaginary ones; abstract."""
+
+    def empty(self, x: Tensor, channels: int) -> Tensor:
+        return x.new_empty(2, len(self), len(x), channels)
+
+    def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
+        Y: Tensor = torch.complex(X[0, some], X[1, some]).unflatten(2, (groups, -1)).transpose(1, 2)  # (f, g, b, c)
+        return Y.contiguous().flatten(0, 1)
+
+    def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
+        room = X[:, some].unflatten(3, (groups, -1))  # (2, f, b, g, c)
+        parts = Y.unflatten(0, (-1, groups)).transpose(1, 2)
+        room[0].copy_(parts.real)
+        room[1].copy_(parts.imag)
+
+    def join(self, Y: Tensor, groups: int) -> Tensor:
+        Y = Y.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2)  # (f, b, g c)
+        return torch.stack((Y.real, Y.imag))
+
+    def mean(self, X: Tensor) -> Tensor:
+        return X[0, 0]
+
+
+class MatrixPlane(RealPlane):
+    """Transform of all pixels at once by a real matrix (2 f, h w), for just the frequencies that differ."""
 
     def __init__(self, size: Pair, dtype: torch.dtype, device: torch.device) -> None:
         h, w = size
@@ -112,44 +138,78 @@ class MatrixPlane(Plane):
         u, v = torch.tensor(kept).unbind(1)
         super().__init__(size, u, v, torch.tensor(weight))
         P = self.phases(torch.arange(h), torch.arange(w))
-        F = torch.stack((P.real, -P.imag), dim=1)  # (f, 2, h w)
+        F = torch.stack((P.real, -P.imag))  # (2, f, h w)
         self.F = F.flatten(0, 1).to(device, dtype)
-        self.F_inverse = (self.scale[:, None, None] * F).flatten(0, 1).to(device, dtype)
+        self.F_inverse = (self.scale[:, None] * F).flatten(0, 1).to(device, dtype)
 
     def transform(self, x: Tensor) -> Tensor:
-        return (self.F @ x.reshape(-1, x.shape[2] * x.shape[3]).mT).view(len(self), 2, *x.shape[:2])
+        return (self.F @ x.reshape(-1, x.shape[2] * x.shape[3]).mT).view(2, len(self), *x.shape[:2])
 
     def invert(self, X: Tensor) -> Tensor:
         return (X.flatten(2).flatten(0, 1).mT @ self.F_inverse).view(*X.shape[2:], *self.size)
 
-    def empty(self, x: Tensor, channels: int) -> Tensor:
-        return x.new_empty(len(self), 2, len(x), channels)
 
-    def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
-        Y: Tensor = torch.complex(X[some, 0], X[some, 1]).unflatten(2, (groups, -1)).transpose(1, 2)  # (f, g, b, c)
-        return Y.contiguous().flatten(0, 1)
+class AxesPlane(RealPlane):
+    """Transform by two real matrices, (2 w', w) along the columns, with w' = w // 2 + 1, and (2 h, 2 h) along the rows.
 
-    def put(self, X: Tensor, some: slice, groups: int, Y: Tensor) -> None:
-        room = X[some].unflatten(3, (groups, -1))  # (f, 2, b, g, c)
-        parts = Y.unflatten(0, (-1, groups)).transpose(1, 2)
-        room[:, 0].copy_(parts.real)
-        room[:, 1].copy_(parts.imag)
+    Products read and write the order of the coefficients, so nothing is moved between them. A fast transform needs
+    fewer operations, but it moves all coefficients twice, and several times more inside torch's `irfft2`.
+    """
 
-    def join(self, Y: Tensor, groups: int) -> Tensor:
-        Y = Y.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2)  # (f, b, g c)
-        return torch.stack((Y.real, Y.imag), dim=1)
+    def __init__(self, size: Pair, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(size, *_half_plane(size))
+        h, w = size
+        r, c, v = torch.arange(h), torch.arange(w), torch.arange(w // 2 + 1)
+        P, R = _roots(v[:, None] * c, w), _roots(r[:, None] * r, h)
+        columns = torch.stack((P.real, -P.imag))  # (2, w', w)
+        rows = torch.stack((torch.stack((R.real, R.imag), 2), torch.stack((-R.imag, R.real), 2)))  # (2, u, h, 2)
+        self.columns, self.rows = (F.to(device, dtype) for F in (columns.flatten(0, 1), rows.flatten(2).flatten(0, 1)))
+        self.columns_inverse = (self.scale[: w // 2 + 1, None] * columns).flatten(0, 1).to(device, dtype)
 
-    def mean(self, X: Tensor) -> Tensor:
-        return X[0, 0]
+    def transform(self, x: Tensor) -> Tensor:
+        x, shape = x.flatten(0, 1), (2, len(self), *x.shape[:2])  # (b c, h, w)
+        parts = list(self._parts(x, len(x)))
+        if len(parts) == 1:
+            return self._coefficients(x).view(shape)
+        X = x.new_empty(2 * self.size[0], self.size[1] // 2 + 1, len(x))
+        for some in parts:
+            X[..., some] = self._coefficients(x[some])
+        return X.view(shape)
+
+    def invert(self, X: Tensor) -> Tensor:
+        shape, X = (*X.shape[2:], *self.size), X.reshape(2 * self.size[0], self.size[1] // 2 + 1, -1)
+        parts = list(self._parts(X, X.shape[2]))
+        if len(parts) == 1:
+            return self._images(X).reshape(shape)
+        x = X.new_empty(X.shape[2], *self.size)
+        for some in parts:
+            x[some] = self._images(X[..., some])
+        return x.view(shape)
+
+    def _coefficients(self, x: Tensor) -> Tensor:
+        """Coefficients (2 h, w', n) of images (n, h, w)."""
+        h = self.size[0]
+        Z = torch.bmm(self.columns.expand(h, -1, -1), x.permute(1, 2, 0))  # (h, 2 w', n)
+        return (self.rows @ Z.view(2 * h, -1)).view(2 * h, -1, len(x))
+
+    def _images(self, X: Tensor) -> Tensor:
+        """Images (n, h, w) of coefficients (2 h, w', n); not contiguous."""
+        h = self.size[0]
+        Z = (self.rows.mT @ X.reshape(2 * h, -1)).view(h, -1, X.shape[2])  # (h, 2 w', n)
+        return torch.bmm(Z.mT, self.columns_inverse.expand(h, -1, -1)).transpose(0, 1)
+
+    def _parts(self, x: Tensor, n: int) -> Iterator[slice]:
+        """Parts of n images that are transformed at once: memory of more than a chunk is slow to get."""
+        if not n or not _is_plain(x):
+            return iter([slice(0, n)])
+        return chunks(n, 2 * len(self) * x.element_size(), device=x.device)
 
 
 class FastPlane(Plane):
     """Fast Fourier transform; coefficients (b, c, f)."""
 
     def __init__(self, size: Pair) -> None:
-        h, w = size
-        u, v = torch.meshgrid(torch.arange(h), torch.arange(w // 2 + 1), indexing="ij")
-        super().__init__(size, u.flatten(), v.flatten(), torch.where((v == 0) | (2 * v == w), 1, 2).flatten())
+        super().__init__(size, *_half_plane(size))
 
     def transform(self, x: Tensor) -> Tensor:
         X: Tensor = torch.fft.rfft2(_without_repeats(x))
@@ -267,12 +327,20 @@ def chunks(n: int, each: int, least: int = 1, *, device: torch.device = torch.de
     return (slice(k, min(k + step, n)) for k in range(0, n, step))
 
 
-@tensor_cache
 def plane(size: Pair | tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Plane:
     """The plane of images, or of volumes, of that size and real dtype."""
-    if len(size) == 3:
-        return VolumePlane(size)
-    return MatrixPlane(size, dtype, device) if size[0] * size[1] <= budget.DENSE_PIXELS else FastPlane(size)
+    kind: type[Plane] = VolumePlane if len(size) == 3 else FastPlane
+    if len(size) == 2 and math.prod(size) <= budget.DENSE_PIXELS:
+        kind = MatrixPlane
+    elif len(size) == 2 and max(size) <= budget.DENSE_SIDE and budget.has_cache(device):
+        kind = AxesPlane
+    return _plane(kind, size, dtype, device)
+
+
+@tensor_cache
+def _plane(kind: type[Any], size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plane:
+    made: Plane = kind(size, dtype, device) if kind in (MatrixPlane, AxesPlane) else kind(size)
+    return made
 
 
 def transform_units(size: Pair) -> float:
@@ -287,6 +355,13 @@ def transform_units(size: Pair) -> float:
 def _prime_factors(n: int) -> list[int]:
     p = next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), n)
     return [] if n == 1 else [p, *_prime_factors(n // p)]
+
+
+def _half_plane(size: Pair) -> tuple[Tensor, Tensor, Tensor]:
+    """Frequencies u and v of h rows by w // 2 + 1 columns, and 2 for each whose conjugate is not among them, else 1."""
+    h, w = size
+    u, v = (axis.flatten() for axis in torch.meshgrid(torch.arange(h), torch.arange(w // 2 + 1), indexing="ij"))
+    return u, v, torch.where((v == 0) | (2 * v == w), 1, 2)
 
 
 def _roots(turns: Tensor, n: int) -> Tensor:

@@ -33,7 +33,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", ["CayleyConv2d", "CayleyConv2d signs", "CayleyConvTranspose2d"])
 
 
-PATHS = ["best", "matrices", "fused", "lifted", "factors", "chunks", "again"]
+PATHS = ["best", "matrices", "fused", "lifted", "factors", "chunks", "again", "fast transform"]
 
 
 @contextmanager
@@ -44,6 +44,8 @@ def path(name: str) -> Iterator[None]:
             patch.setattr(budget, "INVERTED_ROWS", math.inf)
         if name == "again":  # factors are not kept
             patch.setattr(budget, "FACTORS_KEPT", 0)
+        if name == "fast transform":
+            patch.setattr(budget, "DENSE_SIDE", 0)
         if name == "chunks":
             patch.setattr(budget, "CHUNK_BYTES", 1)
             patch.setattr(budget, "FEWEST_FREQUENCIES", 1)
@@ -131,9 +133,10 @@ def test_the_cases_reach_every_path() -> None:
     with CayleyConv2d.forced("matrices"):
         assert {layer.way(case.inner_size) for layer, case in zip(layers, CASES, strict=True)} == {"matrices"}
     assert {layer.eval().way((9, 9), eager=False) for layer in layers} == {"matrices"}
-    assert all(
-        isinstance(planes.plane(c.inner_size, torch.float64, torch.device("cpu")), planes.FastPlane) for c in CASES[:6]
-    )
+    for name, kind in (("best", planes.AxesPlane), ("fast transform", planes.FastPlane)):
+        with path(name):
+            found = [planes.plane(c.inner_size, torch.float64, torch.device("cpu")) for c in CASES[:6]]
+        assert all(isinstance(p, kind) for p in found)
 
 
 def test_large_weights_are_not_lifted() -> None:
@@ -152,13 +155,16 @@ def test_large_weights_are_not_lifted() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 4), (8, 8), (4, 16), (9, 8), (7, 13), (16, 16)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_planes(size: tuple[int, int], groups: int) -> None:
+@pytest.mark.parametrize("kind", [planes.MatrixPlane, planes.AxesPlane, planes.FastPlane])
+def test_planes(size: tuple[int, int], groups: int, kind: type[planes.Plane]) -> None:
     x = torch.randn(3, 4, *size, dtype=torch.float64)
-    p = planes.plane(size, x.dtype, x.device)
+    p = planes._plane(kind, size, x.dtype, x.device)
     X = p.transform(x)
     torch.testing.assert_close(p.invert(X), x)
     with torch.no_grad():
         torch.testing.assert_close(p.invert(X), x)
+        with path("chunks"):
+            torch.testing.assert_close((p.transform(x), p.invert(X)), (X, x))
     Y = p.take(X, slice(None), groups)
     assert Y.shape == (len(p) * groups, 3, 4 // groups)
     torch.testing.assert_close(p.join(Y, groups), X)
