@@ -13,11 +13,12 @@ Note [No pivots]: the Hermitian part of M = (I + A) / 2, and of each of its Schu
 each block on the diagonal has an inverse of norm 2 at the most, and no rows need be exchanged: `accretive_inverse`
 eliminates by halves, in products. Products run at the peak of a processor. oneMKL's inverses of small matrices ran at
 a fifth of it on an AMD processor; in products of blocks they took 0.55 to 0.75 of the time for orders 32 to 320, and
-by halves, whose products are larger, 0.75 to 1.0 of that (0.78 at orders 64 and 128). Its LU factors are
-not as slow, so few images are solved for with them. What is lost is accuracy at large norms. In float32, |Q* Q - I| of
-the Cayley transform is as with pivots while |A| is up to 16, up to 3 times that at 32, 5 times at 64, and 16 times
-at 256. So matrices of a Frobenius norm of more than 3 sqrt(n) are left to LAPACK. Up to that norm, random A of ranks 1
-to n gave at most 0.36 of the error that is allowed, 2e-6 sqrt(n); LAPACK gave up to 0.68.
+by halves, whose products are larger, 0.75 to 1.0 of that (0.78 at orders 64 and 128). On an Intel Xeon, LAPACK takes
+longer for a complex matrix of 8 rows than for one of 16; an elimination of all frequencies at once takes a sixth of
+that. LU factors are not as slow, so few images are solved for with them. What is lost is accuracy at large norms. In
+float32, |Q* Q - I| of the Cayley transform is as with pivots while |A| is up to 16, up to 3 times that at 32, 5 times
+at 64, and 16 times at 256. So matrices of a Frobenius norm of more than 3 sqrt(n) are left to LAPACK. Up to that norm,
+random A of ranks 1 to n gave at most 0.36 of the error that is allowed, 2e-6 sqrt(n); LAPACK gave up to 0.68.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.tracing import is_eager
 
 _ORDER = 128  # of matrices up to which torch's batched LU is right, with a margin
-_SMALL = 8  # LAPACK inverts matrices of up to so many rows, and blocks of so many in matrices of fewer than 64 rows;
-_BLOCK = {True: 16, False: 64}  # of so many in larger ones, complex or real
+_SMALL = 16  # Blocks of fewer rows are inverted row by row, for all frequencies at once, those of so many by LAPACK;
+_BLOCK = {True: 16, False: 64}  # in matrices of 64 rows and more it inverts those of so many, complex or real.
 
 
 def inverse(M: Tensor, *, check: bool = False) -> Tensor:
@@ -75,8 +76,7 @@ def accretive_inverse(M: Tensor) -> Tensor:
     >>> torch.dist(M @ accretive_inverse(M.clone()), torch.eye(20)).item() < 1e-5
     True
     """
-    small = M.shape[-1] <= _SMALL
-    if small or torch.is_grad_enabled() or not is_eager(M) or not _is_moderate(M):
+    if torch.is_grad_enabled() or not is_eager(M) or not _is_moderate(M):
         return inverse(M)
     _invert(M, _SMALL if M.shape[-1] < 64 else _BLOCK[M.is_complex()])
     return M
@@ -97,7 +97,7 @@ def _invert(M: Tensor, least: int) -> None:
     """Overwrite M (f, n, n) by its inverses: halves by halves, without pivots, down to blocks of `least` rows."""
     n = M.shape[-1]
     if n <= least:
-        M.copy_(torch.linalg.inv_ex(M).inverse)
+        M.copy_(_by_rows(M) if n < _SMALL else torch.linalg.inv_ex(M).inverse)
         return
     h = n // 2 if n < 32 else -(-n // 16) * 8  # rows of eight numbers start in a line of the cache
     A, B, C, D = M[:, :h, :h], M[:, :h, h:], M[:, h:, :h], M[:, h:, h:]
@@ -109,6 +109,18 @@ def _invert(M: Tensor, least: int) -> None:
     A.add_(torch.bmm(ABD, CA))
     torch.neg(ABD, out=B)
     torch.neg(torch.bmm(D, CA), out=C)
+
+
+def _by_rows(M: Tensor) -> Tensor:
+    """Inverses of M (f, n, n) by Gauss and Jordan's elimination without pivots, one row at a time."""
+    T = M.permute(1, 2, 0).contiguous()  # (n, n, f)
+    for k in range(len(T)):
+        pivot = T[k, k].reciprocal()
+        row, column = T[k] * pivot, T[:, k].clone()
+        row[k], T[:, k] = pivot, 0
+        T.addcmul_(column[:, None], row, value=-1)
+        T[k] = row
+    return T.permute(2, 0, 1)
 
 
 def lu_factor(M: Tensor) -> tuple[Tensor, Tensor]:
