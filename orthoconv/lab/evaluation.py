@@ -86,6 +86,7 @@ def evaluate_model(
         "pgd_curve": {f"{e:.6g}": float(alive.double().mean()) for e, alive in sorted(curve.items())},
         **_by_class(certificates.correct, certificates.radius > eps, test),
         "empirical_lipschitz": float(torch.stack(constants).mean()),
+        "rounding_slack": 0.0 if certificates.slack is None else float(certificates.slack.max()),
         "apgd_iterations": apgd_iterations,
         "hardware": hardware(device_of(model)),
     }
