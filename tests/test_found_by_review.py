@@ -388,7 +388,7 @@ def test_a_cast_of_the_input_is_harmless() -> None:
 
 def test_threads_may_ask_for_bounds_at_once() -> None:
     call = nn.Module.__call__
-    models = [Own(nn.Sequential(*(Own(torch.relu) for _ in range(20)))).eval() for _ in range(4)]
+    models = [Own(nn.Sequential(*(Own(torch.relu) for _ in range(5)))).eval() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         bounds = list(pool.map(lambda model: lipschitz_bound(model, (4,)), models * 3))
     assert bounds == [1.0] * 12
