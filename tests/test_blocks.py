@@ -260,7 +260,7 @@ def test_rounding_is_bounded(layer: nn.Module, bias: float) -> None:
 @pytest.mark.parametrize("method", ["cpl", pytest.param("sll", marks=pytest.mark.slow), "lires"])
 def test_networks_and_certificates(method: str) -> None:
     model = models.build("kwlarge", method, width=0.125, in_channels=1, image_size=8).eval()
-    x = load("digits")[1].images[:20]
+    x = load("digits")[1].images[:8]
     labels = model(x).argmax(1)
     bound = lipschitz_bound(model, x.shape[1:])
     found = certify(model, [(x, labels)])

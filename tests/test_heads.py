@@ -234,6 +234,7 @@ def test_the_formula_of_public_code_is_broken_by_an_attack_and_ours_is_not() -> 
     assert not survive(wrong).any()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*points with zero gradient")
 def test_nothing_is_broken_on_digits(tmp_path) -> None:
     pytest.importorskip("pyautoattack")
