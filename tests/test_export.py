@@ -38,7 +38,7 @@ OPTIONS = [{}, {"stride": 2}, {"groups": 2}, {"dilation": 2, "bias": False}, {"p
 @pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_layer(kind: type, options: dict[str, int], k: int) -> None:
     layer = kind(4, 6, k, **options, dtype=torch.float64).eval()
-    for size in [(8, 8), (6, 10)] + ([] if "stride" in options else [(5, 7), (1, 1)]):
+    for size in [(6, 10)] + ([(8, 8)] if "stride" in options else [(5, 7), (1, 1)]):
         x = torch.randn(2, 4, *size, dtype=torch.float64)
         plain = export(layer, x.shape[1:])
         torch.testing.assert_close(plain(x), layer(x), rtol=1e-12, atol=1e-12)
