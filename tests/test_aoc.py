@@ -215,8 +215,10 @@ def test_bad_options_of_shifts(options, message) -> None:
 # Networks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+@pytest.mark.parametrize(
+    "scale",
+    [pytest.param(scale, marks=pytest.mark.slow if scale == 1 else pytest.mark.long) for scale in (1, 1e-3, 1e3)],
+)
 def test_onnx_before_and_after_training(scale: float, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     model = nn.Sequential(

@@ -153,7 +153,7 @@ def test_every_method_of_linear_layers(name: str) -> None:
         assert_same(linear_method(name, "cayley")(i, o), torch.randn(3, i))
 
 
-@pytest.mark.parametrize("norm", [1e-3, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
+@pytest.mark.parametrize("norm", [*(pytest.param(norm, marks=pytest.mark.slow) for norm in (1e-3, 1.0)), 1e3])
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["bro", "lot", "soc"])
 def test_a_fixed_number_of_steps_is_as_accurate(name: str, dtype: torch.dtype, norm: float) -> None:

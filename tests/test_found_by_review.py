@@ -130,6 +130,7 @@ def test_an_assignment_to_a_traced_tensor_is_refused() -> None:
         lipschitz_bound(Own(f), (4,))
 
 
+@pytest.mark.slow
 def test_a_certificate_is_not_written_where_the_runtime_loses_digits(tmp_path) -> None:
     """onnxruntime has the log of a sigmoid, which loses its digits for negative numbers, for the log-sigmoid."""
     plain = nn.Linear(2, 2, bias=False)

@@ -198,7 +198,7 @@ def test_certify() -> None:
 def test_predict() -> None:
     """Radii grow in steps of a twentieth; a wrong radius would not be larger than the distance of another class."""
     torch.manual_seed(0)
-    model, x = mean(), torch.rand(2, 1, 8, 8)
+    model, x = images(), torch.rand(2, 1, 8, 8)
     before, after = predict(model, x), predict(model, x, local=True)
     growth = after.radius / before.radius
     assert torch.equal(after.index, before.index)
@@ -214,7 +214,7 @@ def test_predict() -> None:
 def test_radii_that_grow_by_steps_are_proven_at_each_step() -> None:
     """The radius of a step is one that `certify` also proves if it is asked for it, and the next one it does not."""
     torch.manual_seed(1)
-    model, x = mean(), torch.rand(3, 1, 8, 8)
+    model, x = images(), torch.rand(3, 1, 8, 8)
     labels = model.eval()(x).argmax(1)
     before, after = (certify(model, [(x, labels)], local=choice) for choice in (False, 0.1))
     steps = (after.radius / before.radius).double().log() / math.log(1.1)
