@@ -110,6 +110,7 @@ CASES = [
 
 
 CORE = {0, 1, 2, 6, 14, 22, 23}  # cases that layers other than CayleyConv2d take in the quick suite
+OF_VARIANTS = {1, 2, 22}  # those of layers that are transposed or have an option, and share most of another's code
 
 
 def strides_and_dilates(case: Case) -> bool:

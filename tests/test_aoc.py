@@ -78,7 +78,7 @@ def test_orthogonal_at_any_scale_and_after_steps(kind: type, stride: int, i: int
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1 * scale**2)
         x, target = (torch.randn(4, *shape, dtype=dtype) for shape in ((i, 4, 6), (o, 4 // stride, 6 // stride)))
         losses = []
-        for _ in range(4):
+        for _ in range(3):
             assert_orthogonal(dense_matrix(layer, (i, 4, 6)).double(), atol=atol)
             loss = (layer(x) - target).square().sum() / 100
             optimizer.zero_grad()
@@ -215,8 +215,10 @@ def test_bad_options_of_shifts(options, message) -> None:
 # Networks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+@pytest.mark.parametrize(
+    "scale",
+    [pytest.param(scale, marks=pytest.mark.slow if scale == 1 else pytest.mark.long) for scale in (1, 1e-3, 1e3)],
+)
 def test_onnx_before_and_after_training(scale: float, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     model = nn.Sequential(

@@ -57,7 +57,13 @@ def test_a_name_stays_in_its_folder(published: Path) -> None:
         main(["publish", str(published / "run"), "../x", "--out", str(published / "inner")])
 
 
-@pytest.mark.parametrize("path", sorted(CARDS.glob("*.md")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "cifar10_best" else [])
+        for path in sorted(CARDS.glob("*.md"))
+    ],
+)
 def test_the_code_of_a_card_of_the_package(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {}
     exec(compile(code_of(path.read_text()), path.name, "exec"), namespace)

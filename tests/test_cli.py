@@ -13,7 +13,7 @@ import yaml
 
 import orthoconv
 from orthoconv import __main__, certify, models
-from orthoconv.data import load
+from orthoconv.data import DATASETS, load
 from orthoconv.lab import cli, evaluation, training
 from orthoconv.lab.cli import COMMANDS, main
 from orthoconv.lab.commands import verify
@@ -60,6 +60,7 @@ def trained(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("trained")
     for conv in ("cayley", "plain"):
         run = ("--out", str(place / conv), "--model.conv", conv, "--model.width", "0.125", "--recipe.epochs", "2")
+        run += ("--examples", "640")
         head = ("--model.head", "cayley" if conv == "cayley" else "plain")  # whose bound is 1
         main(["train", "--data", "digits", *run, *head, "--recipe.batch_size", "64", "--recipe.augment", "false"])
     main(["evaluate", str(place / "cayley"), "--attack_examples", "10", "--apgd_iterations", "2"])
@@ -101,6 +102,8 @@ def test_demo_leaves_other_runs_alone(trained, tmp_path, monkeypatch) -> None:
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
     monkeypatch.setattr("orthoconv.lab.commands.demo.evaluate_model", lambda *args, **options: sys.exit("trained"))
+    train, test = load("digits")
+    monkeypatch.setitem(DATASETS, "digits", lambda *_: (train.first(128), test))
     (tmp_path / "demo" / "cayley").mkdir(parents=True)
     (tmp_path / "demo" / "cayley" / "notes.txt").touch()
     for seed in ("0", "1"):  # the second one in place of the first

@@ -8,26 +8,34 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from contract import CASES, CORE, LAYERS, Case, Contract
+from contract import CASES, CORE, LAYERS, OF_VARIANTS, Case, Contract
 from torch import Tensor, nn
 
 from orthoconv import frozen
 from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix, norm_ratios
 
 EPS = torch.finfo(torch.float64).eps
+SLOW = pytest.mark.slow
+
+
+def is_variant(name: str) -> bool:
+    """Whether a layer is another one transposed, or with an option."""
+    return "Transpose" in name or " " in name
+
 
 every_layer = pytest.mark.parametrize("contract", LAYERS.values(), ids=LAYERS.keys())
 every_pair = pytest.mark.parametrize(
     ("contract", "case"),
     [
         pytest.param(
-            contract, case, id=f"{case}-{name}", marks=[] if name == "CayleyConv2d" or k in CORE else [pytest.mark.slow]
+            contract, case, id=f"{case}-{name}",
+            marks=[] if name == "CayleyConv2d" or k in (OF_VARIANTS if is_variant(name) else CORE) else [SLOW],
         )
         for name, contract in LAYERS.items()
         for k, case in enumerate(CASES)
         if contract.takes(case)
     ],
-)
+)  # fmt: skip
 GRADIENT_CASES = [
     Case(2, 2, 3, (2, 3)),
     Case(1, 2, 2, (2, 4), {"stride": 2}),
@@ -38,25 +46,33 @@ GRADIENT_CASES = [
 ]
 
 
+def gradient_marks(name: str, k: int, mode: str) -> list[pytest.MarkDecorator]:
+    """In eval mode, where the graph is that of training, the slow suite has one case of layers other than Cayley."""
+    if name == "CayleyConv2d":
+        return [] if k == 0 or (k == 1 and mode == "train") else [SLOW]
+    return [SLOW] if k == 0 or mode == "train" else [pytest.mark.long]
+
+
 def gradient_cases(layers: dict[str, Contract]) -> pytest.MarkDecorator:
     """Every layer, case and mode, with all Jacobians in full.
 
-    The quick suite has all cases of Cayley in training mode. For the other layers but the transposed it has one case,
-    where fast_mode multiplies each Jacobian by random vectors.
+    The quick suite has two cases of Cayley. In the other cases, and in one of each layer that is not transposed,
+    fast_mode multiplies each Jacobian by random vectors there.
     """
     full = [
         pytest.param(
             contract, case, mode, False, id=f"{case}-{mode}-{name}",
-            marks=[] if name == "CayleyConv2d" and (k == 0 or mode == "train") else [pytest.mark.slow],
+            marks=gradient_marks(name, k, mode),
         )
         for name, contract in layers.items()
         for k, case in enumerate(GRADIENT_CASES)
         for mode in ("train", "eval")
     ]  # fmt: skip
     fast = [
-        pytest.param(contract, GRADIENT_CASES[0], "train", True, id=f"fast-{name}")
+        pytest.param(contract, case, "train", True, id=f"fast-{case}-{name}")
         for name, contract in layers.items()
-        if name != "CayleyConv2d" and "Transpose" not in name
+        for case in (GRADIENT_CASES[2:] if name == "CayleyConv2d" else GRADIENT_CASES[:1])
+        if "Transpose" not in name
     ]
     return pytest.mark.parametrize(("contract", "case", "mode", "fast"), full + fast)
 
@@ -96,8 +112,9 @@ def check_isometries_keep_the_norm_and_have_an_inverse(contract: Contract, case:
     layer, x = contract.layer(case), images(contract, case)
     if contract.is_isometry(case):
         torch.testing.assert_close(norm_ratios(layer, x), torch.ones(3, dtype=torch.float64), atol=1e-13, rtol=0)
-        torch.testing.assert_close(layer.inverse(layer(x)), x)
-        torch.testing.assert_close(layer.inverse(layer(x)[0]), x[0])
+        y = layer(x)
+        torch.testing.assert_close(layer.inverse(y), x)
+        torch.testing.assert_close(layer.inverse(y[0]), x[0])
     elif hasattr(layer, "inverse"):
         with pytest.raises(ValueError, match="has no inverse"):
             layer.inverse(layer(x))
@@ -188,7 +205,7 @@ def test_gradients(contract: Contract, case: Case, mode: str, fast: bool) -> Non
 @every_layer
 def test_one_instance_serves_every_size(contract: Contract) -> None:
     layer = contract.layer(Case(3, 3, 3, (4, 4)))
-    sizes = [(4, 4), (5, 7), (1, 3), (8, 2), (4, 4), (6, 6), (9, 1), (5, 7)]
+    sizes = [(4, 4), (5, 7), (1, 3), (8, 2), (4, 4), (5, 7)]
     expected = {size: contract.oracle(layer, Case(3, 3, 3, size)) for size in sizes}
     for mode in (True, False):
         layer.train(mode)

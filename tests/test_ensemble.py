@@ -137,9 +137,14 @@ def test_a_network_of_several_members() -> None:
         models.build(WORDS, image_size=8, mirror=1)  # type: ignore[arg-type]
 
 
-def test_export(tmp_path) -> None:
+def test_export() -> None:
     model, x = Ensemble([member(0), member(1)]).eval(), torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(export(model, (1, 8, 8))(x), model(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_onnx(tmp_path) -> None:
+    model, x = Ensemble([member(0), member(1)]).eval(), torch.rand(3, 1, 8, 8)
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     to_onnx(model, x, tmp_path / "model.onnx", certificate=True)
@@ -148,6 +153,7 @@ def test_export(tmp_path) -> None:
     torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*points with zero gradient")
 def test_it_is_better_than_its_members_and_nothing_is_broken(tmp_path) -> None:
     pytest.importorskip("pyautoattack")

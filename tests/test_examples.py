@@ -35,7 +35,7 @@ def test_isometry(load_script, tmp_path) -> None:
 
 
 def test_invertible(load_script) -> None:
-    first, last, error = load_script("examples/invertible.py").main(steps=60)
+    first, last, error = load_script("examples/invertible.py").main(steps=40)
     assert last < first - 0.5
     assert error < 1e-4
 

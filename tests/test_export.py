@@ -38,7 +38,7 @@ OPTIONS = [{}, {"stride": 2}, {"groups": 2}, {"dilation": 2, "bias": False}, {"p
 @pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_layer(kind: type, options: dict[str, int], k: int) -> None:
     layer = kind(4, 6, k, **options, dtype=torch.float64).eval()
-    for size in [(8, 8), (6, 10)] + ([] if "stride" in options else [(5, 7), (1, 1)]):
+    for size in [(6, 10)] + ([(8, 8)] if "stride" in options else [(5, 7), (1, 1)]):
         x = torch.randn(2, 4, *size, dtype=torch.float64)
         plain = export(layer, x.shape[1:])
         torch.testing.assert_close(plain(x), layer(x), rtol=1e-12, atol=1e-12)
@@ -55,8 +55,9 @@ def test_every_layer(kind: type, options: dict[str, int], k: int) -> None:
     ],
 )
 def test_every_network(name: str, conv: str) -> None:
-    model = models.build(name, conv, width=0.125, mean=[0.5] * 3, std=[0.2] * 3, lipschitz=0.9, image_size=16)
-    plain, x = export(model, (3, 16, 16)), torch.rand(3, 3, 16, 16)
+    n = 8 if name == "kwlarge" else 16
+    model = models.build(name, conv, width=0.125, mean=[0.5] * 3, std=[0.2] * 3, lipschitz=0.9, image_size=n)
+    plain, x = export(model, (3, n, n)), torch.rand(3, 3, n, n)
     y = model.eval()(x)  # inputs are divided by 0.2, and logits are as large as 5
     torch.testing.assert_close(plain(x), y, rtol=0, atol=1e-5 * max(1.0, float(y.detach().abs().max())))
     assert all(not p.requires_grad for p in plain.parameters())

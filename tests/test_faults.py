@@ -159,7 +159,7 @@ def kill_and_resume(processes, whole, folder: Path, kills: int) -> Counter[str]:
 
 
 def test_killed_runs_end_as_if_they_had_not_been(processes, whole, tmp_path) -> None:
-    assert kill_and_resume(processes, whole, tmp_path, 2).total() == 2
+    assert kill_and_resume(processes, whole, tmp_path, 1).total() == 1
 
 
 @pytest.mark.long
@@ -263,6 +263,7 @@ def test_a_disk_that_is_full_at_any_write_of_a_run(whole, tmp_path, monkeypatch,
         print(f"\ndisk full: at each of the {writes} writes of a run; all resumed, bit-identical")
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files(processes, whole, tmp_path) -> None:
     """The system itself refuses to write: the weights fit, the checkpoint does not."""
     code, text = finished(processes, tmp_path / "run", largest=300_000)

@@ -130,6 +130,7 @@ def test_an_assignment_to_a_traced_tensor_is_refused() -> None:
         lipschitz_bound(Own(f), (4,))
 
 
+@pytest.mark.slow
 def test_a_certificate_is_not_written_where_the_runtime_loses_digits(tmp_path) -> None:
     """onnxruntime has the log of a sigmoid, which loses its digits for negative numbers, for the log-sigmoid."""
     plain = nn.Linear(2, 2, bias=False)
@@ -388,7 +389,7 @@ def test_a_cast_of_the_input_is_harmless() -> None:
 
 def test_threads_may_ask_for_bounds_at_once() -> None:
     call = nn.Module.__call__
-    models = [Own(nn.Sequential(*(Own(torch.relu) for _ in range(20)))).eval() for _ in range(4)]
+    models = [Own(nn.Sequential(*(Own(torch.relu) for _ in range(5)))).eval() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         bounds = list(pool.map(lambda model: lipschitz_bound(model, (4,)), models * 3))
     assert bounds == [1.0] * 12

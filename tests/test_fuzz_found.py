@@ -205,7 +205,8 @@ class DividedSum(nn.Module):
         return nn.functional.avg_pool2d(x, 2, divisor_override=3).flatten(1)
 
 
-@pytest.mark.parametrize("certificate", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("certificate", [False, True])
 def test_both_logits_of_a_file_are_compared(certificate: bool, tmp_path: Path) -> None:
     """The float64 logits of this model are right, and its float32 logits are not."""
     pytest.importorskip("onnxruntime")

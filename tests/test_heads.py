@@ -193,7 +193,7 @@ def test_other_models_and_other_bounds_keep_the_rule_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("head", [nn.Linear, CayleyLinear, BjorckLinear, NormalizedLinear])
-@pytest.mark.parametrize("classes", [2, 6, 30])
+@pytest.mark.parametrize("classes", [2, 6, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rounding", [True, False])
 def test_no_radius_is_smaller_than_before(head, classes: int, rounding: bool) -> None:
     model = nn.Sequential(nn.Flatten(), CayleyLinear(9, 8), MaxMin(), head(8, classes), Scale(0.7)).eval()
@@ -234,6 +234,7 @@ def test_the_formula_of_public_code_is_broken_by_an_attack_and_ours_is_not() -> 
     assert not survive(wrong).any()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*points with zero gradient")
 def test_nothing_is_broken_on_digits(tmp_path) -> None:
     pytest.importorskip("pyautoattack")

@@ -24,8 +24,14 @@ def test_every_way_of_applying_is_the_same_orthogonal_map(i: int, o: int, b: int
     assert_orthogonal(layer, (i,), atol=1e-12)
 
 
-@pytest.mark.parametrize(("i", "o"), SHAPES)
-@pytest.mark.parametrize("b", [1, 9])
+@pytest.mark.parametrize(
+    ("i", "o", "b"),  # the quick suite has half of the shapes with one vector, and half with many
+    [
+        pytest.param(i, o, b, marks=[] if b == (1, 9)[k % 2] else [pytest.mark.slow])
+        for k, (i, o) in enumerate(SHAPES)
+        for b in (1, 9)
+    ],
+)
 def test_gradients(i: int, o: int, b: int) -> None:
     layer, x = CayleyLinear(i, o, dtype=torch.float64), torch.randn(b, i, dtype=torch.float64, requires_grad=True)
     names, parameters = zip(*layer.named_parameters(), strict=True)
@@ -102,7 +108,7 @@ def gram_schmidt(W: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("i", "o"), SHAPES)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-3, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
 def test_qr_is_gram_schmidt(i: int, o: int, scale: float) -> None:
     layer = QRLinear(i, o, dtype=torch.float64)
     with torch.no_grad():

@@ -52,8 +52,8 @@ def branches(model: nn.Module, shape: tuple[int, ...], factor: float = 1.0) -> l
 MODELS = {"plane": (plane, (2,)), "images": (images, (1, 8, 8)), "mean": (mean, (1, 8, 8))}
 
 
-def exact_margin(model: nn.Module, x: Tensor, labels: Tensor, others: Tensor) -> Tensor:
-    y = in_double(model)(x)
+def exact_margin(twin: nn.Module, x: Tensor, labels: Tensor, others: Tensor) -> Tensor:
+    y = twin(x)
     return (y.gather(1, labels[:, None]) - y.gather(1, others[:, None]))[:, 0]
 
 
@@ -103,10 +103,10 @@ def largest_violation(model: nn.Module, shape: tuple[int, ...], factor: float) -
     norms = torch.rand(b, generator=source, dtype=torch.float64)
     delta = torch.randn(b, *shape, generator=source, dtype=torch.float64).flatten(1)
     delta = (delta / delta.norm(dim=1, keepdim=True) * norms[:, None]).view_as(x)
-    worst = -math.inf
+    worst, twin = -math.inf, in_double(model)
     for _ in range(40):
         delta.requires_grad_()
-        fall = tangent.margin - exact_margin(model, x + delta, labels, others)
+        fall = tangent.margin - exact_margin(twin, x + delta, labels, others)
         linear = (tangent.slope * delta).flatten(1).sum(1)
         over = fall - linear - tangent.quadratic * delta.flatten(1).square().sum(1) - tangent.constant
         worst = max(worst, over.max().item())
@@ -133,9 +133,9 @@ def distances(model: nn.Module, x: Tensor, labels: Tensor, reach: float) -> Tens
     angles = torch.linspace(0, 2 * math.pi, 361, dtype=torch.float64)[:-1]
     steps = torch.linspace(0, reach, 301, dtype=torch.float64)[1:]
     moves = torch.stack((angles.cos(), angles.sin()), 1)[None] * steps[:, None, None]  # (steps, angles, 2)
-    found = []
+    found, twin = [], in_double(model)
     for one, label in zip(x, labels, strict=True):
-        changed = (in_double(model)(one + moves.view(-1, 2)).argmax(1) != label).view(len(steps), -1).any(1)
+        changed = (twin(one + moves.view(-1, 2)).argmax(1) != label).view(len(steps), -1).any(1)
         found.append(steps[changed][0] if changed.any() else torch.tensor(math.inf))
     return torch.stack(found)
 
@@ -143,9 +143,9 @@ def distances(model: nn.Module, x: Tensor, labels: Tensor, reach: float) -> Tens
 @torch.no_grad()
 def test_what_is_proven_of_a_disc_is_true() -> None:
     """And it is more than the Lipschitz bound proves."""
-    torch.manual_seed(0)
     proven, before, false = 0, 0, 0
-    for _ in range(3):
+    for seed in (3, 6):  # which have many points near another class
+        torch.manual_seed(seed)
         model = plane().eval()
         parts, x = branches(model, (2,)), 0.3 * torch.randn(20, 2).double()
         labels = in_double(model)(x).argmax(1)
@@ -198,7 +198,7 @@ def test_certify() -> None:
 def test_predict() -> None:
     """Radii grow in steps of a twentieth; a wrong radius would not be larger than the distance of another class."""
     torch.manual_seed(0)
-    model, x = mean(), torch.rand(4, 1, 8, 8)
+    model, x = images(), torch.rand(2, 1, 8, 8)
     before, after = predict(model, x), predict(model, x, local=True)
     growth = after.radius / before.radius
     assert torch.equal(after.index, before.index)
@@ -214,14 +214,14 @@ def test_predict() -> None:
 def test_radii_that_grow_by_steps_are_proven_at_each_step() -> None:
     """The radius of a step is one that `certify` also proves if it is asked for it, and the next one it does not."""
     torch.manual_seed(1)
-    model, x = mean(), torch.rand(6, 1, 8, 8)
+    model, x = images(), torch.rand(3, 1, 8, 8)
     labels = model.eval()(x).argmax(1)
     before, after = (certify(model, [(x, labels)], local=choice) for choice in (False, 0.1))
     steps = (after.radius / before.radius).double().log() / math.log(1.1)
     assert bool((steps > 0.5).any()), "none grew"
     assert torch.allclose(steps, steps.round(), atol=1e-4)
     assert torch.equal(after.by_lipschitz, before.radius)
-    for k in range(3):
+    for k in range(2):
         again = [(x[k : k + 1], labels[k : k + 1])]
         here, beyond = (float(before.radius[k]) * 1.1 ** (round(float(steps[k])) + s) for s in (-1e-3, 1.0))
         assert certify(model, again, [here], local=True).certified_accuracy[here] == 1

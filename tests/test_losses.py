@@ -355,7 +355,7 @@ def network() -> nn.Sequential:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_recipe_trains_with_every_loss(tmp_path, name: str) -> None:
     model, (data, test) = network(), load("digits")
-    recipe = Recipe(epochs=3, batch_size=64, augment=False, loss=name, eps0=0.2)
+    recipe = Recipe(epochs=2, batch_size=64, augment=False, loss=name, eps0=0.2)
     figures = list(fit(model, data, recipe, tmp_path / "c"))
     assert name == "emma" or figures[-1]["loss"] < figures[0]["loss"]  # the radius of EMMA has grown
     assert (model.eval()(test.images).argmax(1) == test.labels).float().mean() > 0.8

@@ -27,18 +27,21 @@ def values_and_gradients(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     return (y, *torch.autograd.grad(y.sin().sum(), (x, *layer.parameters())))
 
 
-QUICK = {1, 3}  # cases that methods other than Cayley take in the quick suite
+QUICK = {(1, True), (3, False)}  # cases and modes that methods other than Cayley have in the quick suite
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize(
-    ("name", "case"),
+    ("name", "case", "training"),
     [
-        pytest.param(name, case, marks=[] if name == "cayley" or k in QUICK else [pytest.mark.slow], id=f"{name}-{k}")
+        pytest.param(
+            name, case, training, id=f"{name}-{k}-{'train' if training else 'eval'}",
+            marks=[] if name == "cayley" or (k, training) in QUICK else [pytest.mark.slow],
+        )
         for name in conv_methods()
         for k, case in enumerate(CASES)
+        for training in (True, False)
     ],
-)
+)  # fmt: skip
 def test_values_and_gradients_are_those_of_contiguous_images(name: str, case: tuple, training: bool) -> None:
     i, o, k, size, options = case
     layer = conv_method(name)(i, o, k, **options, dtype=torch.float64).train(training)

@@ -17,8 +17,8 @@ every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
 def is_long(name: str, conv: str) -> bool:
-    """Whether the slow suite has a pair: the quick one has every method in KWLarge, and one or two in every network."""
-    return name != "kwlarge" and conv != "plain" and (conv != "cayley" or name == "wide_resnet10_10")
+    """Whether the slow suite has a pair: the quick one has every method in KWLarge, and one in every other network."""
+    return name != "kwlarge" and conv != ("plain" if name == "wide_resnet10_10" else "cayley")
 
 
 every_pair = pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def is_linear(module: nn.Module) -> bool:
 
 @every_pair
 def test_every_network_with_every_layer(name: str, conv: str) -> None:
-    n = max(16, NETWORKS[name].divisor)
+    n = max(8, NETWORKS[name].divisor)
     model = build(name, conv, width=WIDTH[name], image_size=n)
     x, labels = torch.rand(8, 3, n, n), torch.arange(8)
     loss = F.cross_entropy(10 * model(x), labels)
@@ -76,10 +76,10 @@ def test_image_sizes(name: str, conv: str, shape: tuple[int, int, int]) -> None:
 
 
 @every_network
-@pytest.mark.parametrize("bound", [0.85, 3.0])
+@pytest.mark.parametrize("bound", [0.85, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_lipschitz_argument(name: str, bound: float) -> None:
     conv = "cayley" if name == "liresnet" else None  # whose own convolutions are free
-    n = max(16, NETWORKS[name].divisor)
+    n = max(8, NETWORKS[name].divisor)
     model = build(name, conv, width=WIDTH[name], lipschitz=bound, image_size=n)
     assert lipschitz_bound(model, (3, n, n)) == pytest.approx(bound, rel=2e-5)
     factors = {m.factor for m in model.modules() if isinstance(m, Scale)}
@@ -207,7 +207,7 @@ def test_the_scale_is_learned_or_not(learned: bool) -> None:
 
 @every_network
 def test_the_head_is_the_last_layer_alone(name: str) -> None:
-    side = max(16, NETWORKS[name].divisor)
+    side = max(8, NETWORKS[name].divisor)
     options = {"image_size": side, "width": 0.125, "lipschitz": 2.0}
     torch.manual_seed(1)
     usual = build(name, **options)

@@ -73,6 +73,9 @@ def _registered() -> Iterator[None]:
 
 
 every_toy = pytest.mark.parametrize("name", CONTRACTS)
+one_toy = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if k else []) for k, name in enumerate(CONTRACTS)]
+)
 CHECKS = [f for n, f in vars(suite).items() if n.startswith("test_") and "contract" in inspect.signature(f).parameters]
 
 
@@ -91,9 +94,9 @@ def network(name: str) -> nn.Sequential:
     return models.build("kwlarge", name, width=0.125, in_channels=1, image_size=8).eval()
 
 
-@every_toy
+@one_toy
 def test_networks_certificates_and_verification(name: str) -> None:
-    model, x = network(name), load("digits")[1].images[:20]
+    model, x = network(name), load("digits")[1].images[:8]
     bound = lipschitz_bound(model, x.shape[1:])
     assert 0 < bound < 1 + 1e-5
     found = certify(model, [(x, model(x).argmax(1))])
@@ -124,10 +127,11 @@ def test_onnx(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(logits), model(x), rtol=0, atol=1e-5)
 
 
-@every_toy
+@one_toy
 def test_the_command_line(name: str, tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
-    main(["train", "--out", str(run), "--model.conv", name, "--model.width", "0.125", "--recipe.epochs", "1"])
+    main(["train", "--out", str(run), "--model.conv", name, "--model.width", "0.125", "--recipe.epochs", "1",
+          "--examples", "256"])  # fmt: skip
     main(["verify", str(run)])
     assert "verified, 7 layers" in capsys.readouterr().out
     assert type(models.load(run)[1]) is CONTRACTS[name].build

@@ -117,7 +117,7 @@ def test_networks_of_sequences_and_volumes_learn(k: int, keep: bool) -> None:
     x, labels = torch.rand(6, *shape), torch.arange(6) % 3
     optimizer = torch.optim.Adam(new.parameters(), lr=0.01)
     losses = []
-    for _ in range(25):
+    for _ in range(15):
         loss = F.cross_entropy(10 * new(x), labels)
         optimizer.zero_grad()
         loss.backward()

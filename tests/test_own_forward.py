@@ -139,7 +139,10 @@ def wrappers() -> dict[str, Callable[[nn.Module], nn.Module]]:
     }
 
 
-@pytest.mark.parametrize("name", wrappers())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("average", "parallel") else []) for name in wrappers()],
+)  # "both" is one inside the other
 def test_wrappers_are_looked_through(name: str) -> None:
     model, x = Network().eval(), torch.rand(4, 4, 6, 6)
     wrapped = wrappers()[name](model).eval()

@@ -53,7 +53,7 @@ def test_traced_and_transformed_polar_factors_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("layer", [LOTConv2d, BROConv2d])
-@pytest.mark.parametrize("norm", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("norm", [1e-3, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("i", "o"), [(16, 16), (4, 16)])
 def test_convolutions_of_any_scale(layer: type, norm: float, dtype: torch.dtype, i: int, o: int) -> None:

@@ -7,8 +7,11 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 from orthoconv import data
+from orthoconv.lab import locks
 from orthoconv.lab.cli import main
 from orthoconv.lab.locks import LockedError, holder, locked
 from orthoconv.lab.paper.queue import estimated_seconds, left_text, load_queue, missing_jobs
@@ -37,7 +41,7 @@ budgets: {smoke: {recipe: {epochs: 1}, seeds: [0, 1]}, short: {}, paper: {}}
 TRIALS = """
 base:
   data: digits
-  examples: 1000
+  examples: 256
   model: {width: 0.125, head: normalized}
   recipe: {epochs: 1, batch_size: 64, augment: false, loss: offset_cross_entropy}
 trials: {plain: {}, linear: {recipe: {schedule: linear}}}
@@ -217,7 +221,7 @@ def test_search_uses_held_out_images_alone(here, monkeypatch) -> None:
     first = figures(train, test, "a")
     assert figures(train, data.Split(test.images * 0, test.labels), "b") == first
     images = train.images.clone()
-    images[1000:] = 0
+    images[256:] = 0
     assert figures(data.Split(images, train.labels), test, "c") != first
 
 
@@ -258,24 +262,34 @@ def test_a_lock_names_who_holds_it(tmp_path) -> None:
         pass
 
 
-def hold(folder: Path) -> None:
-    """In a process of its own: the lock, until it is killed."""
-    with locked(folder):
-        time.sleep(60)
+HOLD = """
+import importlib.util, pathlib, sys, time
+spec = importlib.util.spec_from_file_location("locks", sys.argv[1])
+locks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(locks)
+with locks.locked(pathlib.Path(sys.argv[2])):
+    time.sleep(60)
+"""
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(processes, tmp_path) -> None:
-    process = processes.Process(target=hold, args=(tmp_path,))
-    process.start()
+@contextmanager
+def held(folder: Path) -> Iterator[subprocess.Popen]:
+    """A process that holds the lock until it is killed; it imports nothing else, which would take seconds."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, locks.__file__, str(folder)])
     try:
-        assert comes_true(lambda: holder(tmp_path) == process.pid, seconds=60)
+        assert comes_true(lambda: holder(folder) == process.pid, seconds=60)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path) -> None:
+    with held(tmp_path) as process:
         with pytest.raises(LockedError, match=rf"process {process.pid} on "), locked(tmp_path):
             raise AssertionError("two at once")
         with pytest.raises(SystemExit, match=re.escape(f"{tmp_path} is in use by process {process.pid}")):
             main(["train", "--out", str(tmp_path)])
-    finally:
-        process.kill()
-        process.join()
     assert (tmp_path / "lock").exists()
     with locked(tmp_path):
         assert holder(tmp_path) == os.getpid()
@@ -294,22 +308,33 @@ def comes_true(condition: Callable[[], bool], seconds: float = 20) -> bool:
     return condition()
 
 
-def test_pause_and_resume(processes, here, capsys) -> None:
+def check_pause_and_resume(pid: int, capsys) -> None:
+    """What works on a queue is stopped, goes on, and keeps a second one away."""
+    main(["records", "pause"])
+    assert comes_true(lambda: state(pid) == "T")
+    main(["records", "resume"])
+    assert f"process {pid}, is running" in capsys.readouterr().out
+    assert comes_true(lambda: state(pid) != "T")
+    with pytest.raises(SystemExit, match=rf"in use by process {pid} on "):
+        main(["records", "run", "--queue", "queue.yaml"])
+
+
+def test_pause_and_resume(here, capsys) -> None:
     with pytest.raises(SystemExit, match="no queue runs on runs; start it with: make records"):
         main(["records", "pause"])
+    with held(here / "runs" / "queue") as process:
+        check_pause_and_resume(process.pid, capsys)
+
+
+@pytest.mark.slow
+def test_pause_and_resume_of_a_queue_that_works(processes, here, capsys) -> None:
     (here / "trials.yaml").write_text(TRIALS.replace("epochs: 1", "epochs: 4000"))
     process = start(processes, here)
     try:
         while holder(here / "runs" / "queue") is None:
             assert process.is_alive(), (here / "log").read_text()
             time.sleep(0.05)
-        main(["records", "pause"])
-        assert comes_true(lambda: state(process.pid) == "T")
-        main(["records", "resume"])
-        assert f"process {process.pid}, is running" in capsys.readouterr().out
-        assert comes_true(lambda: state(process.pid) != "T")
-        with pytest.raises(SystemExit, match=rf"in use by process {process.pid} on "):
-            main(["records", "run", "--queue", "queue.yaml"])
+        check_pause_and_resume(process.pid, capsys)
     finally:
         process.kill()
         process.join()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orthoconv.lab.cli import main
 from orthoconv.nn import conv_methods, methods
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +77,18 @@ def test_every_command_is_accounted_for() -> None:
     assert "make test\n" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.parametrize("line", [line for line in LAB if line.startswith("orthoconv ")])
+def test_every_command_is_understood(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The test that runs them as they stand takes minutes; here they are parsed, and a misspelt option is not."""
+    args = shlex.split(line)[1:]
+    with pytest.raises(SystemExit) as stop:
+        main([*args, "--print_config"])
+    assert not stop.value.code, capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main([*args, "--misspelt", "1", "--print_config"])
+    assert stop.value.code, "the negative control"
+
+
 def test_every_method_is_in_the_table() -> None:
     rows = [line for line in (ROOT / "docs" / "names.md").read_text().splitlines() if line.startswith("| `")]
     for name in conv_methods():
@@ -94,7 +108,7 @@ def test_make_demo() -> None:
     assert certified >= 85
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_evaluate_and_report() -> None:
     """As they stand, one after the other in one shell."""
     shutil.rmtree(ROOT / "runs" / "digits", ignore_errors=True)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,10 +68,16 @@ def test_the_paper_is_quoted_right() -> None:
 # Records
 
 
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, Any]]:
+    """The records of the repository."""
+    return read_records(RESULTS)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_are_what_the_records_say(name: str) -> None:
+def test_tables_are_what_the_records_say(name: str, records: list[dict[str, Any]]) -> None:
     """No figure was written by hand: each table in results is made again from the records."""
-    experiment, records = load_experiment(name), read_records(RESULTS)
+    experiment = load_experiment(name)
     path = RESULTS / f"{name}.md"
     made = {budget: make_table(experiment, budget, records) for budget in experiment.budgets}
     ours = [cell.ours for budget in experiment.budgets[1:] for cell in made[budget].cells.values()]
@@ -84,8 +91,8 @@ def test_tables_are_what_the_records_say(name: str) -> None:
             assert table in (ROOT / "docs" / "reproducing.md").read_text()
 
 
-def test_records_are_complete() -> None:
-    for record in read_records(RESULTS):
+def test_records_are_complete(records: list[dict[str, Any]]) -> None:
+    for record in records:
         assert {"config", "hash", "seed", "hardware", "seconds"} <= set(record)
         said = r"\+" if record.get("changed") else ""  # a state that was not committed says what was changed in it
         assert re.fullmatch(rf"[0-9a-f]{{40}}{said}", record["hardware"]["commit"]), "made by a committed state"
@@ -98,9 +105,9 @@ def test_records_are_complete() -> None:
 
 
 @pytest.mark.parametrize("name", ["kwlarge_provable", "residual_empirical", "baselines", "methods"])
-def test_rates_of_the_experiment_are_the_best_that_were_tried(name: str) -> None:
+def test_rates_of_the_experiment_are_the_best_that_were_tried(name: str, records: list[dict[str, Any]]) -> None:
     experiment = load_experiment(name)
-    best = best_rates(name, read_records(RESULTS))
+    best = best_rates(name, records)
     assert best
     for case in experiment.cases("short"):
         if case.series in best:
@@ -366,10 +373,10 @@ def test_publish(here, capsys, monkeypatch) -> None:
 # One digest identifies a configuration
 
 
-def test_records_folders_and_cards_agree_on_a_digest() -> None:
+def test_records_folders_and_cards_agree_on_a_digest(records: list[dict[str, Any]]) -> None:
     """Each record stores the digest of its complete configuration, and the card of a network that of its record."""
     hashes = set()
-    for record in read_records(RESULTS):
+    for record in records:
         if "data" in record["config"] and "layers" not in record["config"]:
             assert record["hash"] == Training.of(record["config"]).hash, record["config"]
             hashes |= {record["hash"]} if "evaluation" in record else set()

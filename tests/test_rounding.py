@@ -51,7 +51,7 @@ def exact_matrix(layer: BaseConv2d, case: Case, shape: tuple[int, ...]) -> Tenso
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        pytest.param(name, case, id=f"{name}-{case}", marks=[] if "Cayley" in name or k < 3 else [pytest.mark.slow])
+        pytest.param(name, case, id=f"{name}-{case}", marks=[] if "Cayley" in name or k < 2 else [pytest.mark.slow])
         for name in LAYERS
         for k, case in enumerate(SOME)
     ],

@@ -64,7 +64,10 @@ def test_a_run_and_its_weights_are_loaded_without_data(trained, no_data) -> None
     assert len(network["mean"]) == 1
 
 
-@pytest.mark.parametrize("name", models.PRETRAINED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "cifar10_best" else []) for name in models.PRETRAINED],
+)
 def test_the_shipped_file_can_be_loaded_by_its_path(name: str) -> None:
     path, x = Path(models.__file__).parent / f"{name}.safetensors", torch.rand(2, 3, 32, 32)
     assert torch.equal(models.load(path)(x), models.pretrained(name)(x))

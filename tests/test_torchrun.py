@@ -87,9 +87,11 @@ def same_weights(one: Path, two: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the processes of the ranks in /proc")
-@pytest.mark.parametrize(("processes", "killed"), [(2, 1), (3, 0)])
+@pytest.mark.parametrize(
+    ("processes", "killed"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(3, 0, marks=pytest.mark.long)],
+)
 def test_a_killed_process_ends_all_and_the_run_resumes(processes: int, killed: int, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "killed"
     assert finished(launch(whole, processes, 2)).count("weights: ") == 1, "one process writes and prints"

@@ -107,7 +107,7 @@ def test_recipes_that_are_refused(arguments, message) -> None:
 
 def run(folder: Path, recipe: Recipe, *, stop: int | None = None, resume: bool = False, seed: int = 0) -> nn.Module:
     """Train the small network on digits; with `stop`, as if the process had died after so many steps."""
-    model, (data, _) = network(seed), load("digits")
+    model, data = network(seed), load("digits")[0]
 
     class Died(Exception):  # noqa: N818
         pass
@@ -125,19 +125,24 @@ RECIPE = Recipe(epochs=2, batch_size=128, checkpoint_every=3, seed=1)
 OLD_STATE = ("done", "sums", "recipe", "last")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, torch.Tensor]:
+    """The weights of a run that was never stopped."""
+    return weights(run(tmp_path_factory.mktemp("whole"), RECIPE))
+
+
 def test_training_learns(tmp_path) -> None:
     model, (data, test) = network(), load("digits")
-    figures = list(fit(model, data, Recipe(epochs=4, batch_size=64, augment=False), tmp_path / "c"))
-    assert [f["epoch"] for f in figures] == [1, 2, 3, 4]
+    figures = list(fit(model, data, Recipe(epochs=3, batch_size=64, augment=False), tmp_path / "c"))
+    assert [f["epoch"] for f in figures] == [1, 2, 3]
     assert figures[-1]["loss"] < figures[0]["loss"] / 2
     accuracy = (model.eval()(test.images).argmax(1) == test.labels).float().mean()
     assert accuracy > 0.85
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path) -> None:
-    whole = weights(run(tmp_path / "whole", RECIPE))
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, whole) -> None:
     assert not equal(whole, weights(run(tmp_path / "other", RECIPE, seed=5))), "the negative control: another seed"
-    for stop in (1, 3, 4, 10, 13, 19):
+    for stop in (1, 3, 4, 10, 19):
         run(tmp_path / f"{stop}", RECIPE, stop=stop)
         assert equal(whole, weights(run(tmp_path / f"{stop}", RECIPE, resume=True))), stop
 
@@ -180,8 +185,7 @@ def test_a_run_is_resumed_with_its_own_data(tmp_path) -> None:
         list(fit(network(), half, RECIPE, path, resume=True))
 
 
-def test_a_checkpoint_without_the_steps_of_an_epoch_is_resumed(tmp_path, monkeypatch) -> None:
-    whole = weights(run(tmp_path / "whole", RECIPE))
+def test_a_checkpoint_without_the_steps_of_an_epoch_is_resumed(tmp_path, whole, monkeypatch) -> None:
     with monkeypatch.context() as m:  # a checkpoint of an older version
         save = loop.save_checkpoint
         m.setattr(loop, "save_checkpoint", lambda *args: save(*args[:3], {k: args[3][k] for k in OLD_STATE}))
@@ -190,8 +194,7 @@ def test_a_checkpoint_without_the_steps_of_an_epoch_is_resumed(tmp_path, monkeyp
     assert equal(whole, weights(run(tmp_path, RECIPE, resume=True)))
 
 
-def test_a_run_of_a_version_without_the_constants_of_a_loss_is_resumed(tmp_path, monkeypatch) -> None:
-    whole = weights(run(tmp_path / "whole", RECIPE))
+def test_a_run_of_a_version_without_the_constants_of_a_loss_is_resumed(tmp_path, whole, monkeypatch) -> None:
     with monkeypatch.context() as m:  # a checkpoint as it was before there were an offset and a temperature
         old = {k: v for k, v in asdict(replace(RECIPE, lipschitz=1.0)).items() if k not in ("offset", "temperature")}
         m.setattr(loop, "asdict", lambda recipe: old)

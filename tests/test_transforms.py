@@ -125,8 +125,9 @@ def test_compiled_numbers_are_the_same(make, training: bool) -> None:
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.slow
-@both
+@pytest.mark.parametrize(
+    "make", [pytest.param(network, marks=pytest.mark.slow), pytest.param(alternatives, marks=pytest.mark.long)]
+)
 @pytest.mark.filterwarnings("ignore:.*")
 def test_compiled_with_inductor(make) -> None:
     torch._dynamo.reset()

@@ -75,9 +75,9 @@ def trained(tmp_path_factory) -> tuple[nn.Sequential, Tensor, Tensor]:
     """A network trained on digits, and test images for it."""
     training, test = load("digits")
     torch.manual_seed(0)
-    model = models.build("kwlarge", width=0.25, in_channels=1, image_size=8)
-    recipe, checkpoint = Recipe(epochs=5, batch_size=64, augment=False), tmp_path_factory.mktemp("run") / "checkpoint"
-    assert len(list(fit(model, training, recipe, checkpoint))) == 5
+    model = models.build("kwlarge", width=0.125, in_channels=1, image_size=8)
+    recipe, checkpoint = Recipe(epochs=3, batch_size=64, augment=False), tmp_path_factory.mktemp("run") / "checkpoint"
+    assert len(list(fit(model, training, recipe, checkpoint))) == 3
     return model.eval().requires_grad_(False), test.images[:200], test.labels[:200]
 
 

@@ -52,7 +52,7 @@ def test_a_shift_is_found_and_not_exceeded(samples) -> None:
 
 @pytest.mark.parametrize(
     "conv",
-    ["cayley", "rko", "svcm", "plain", *(pytest.param(conv, marks=pytest.mark.slow) for conv in ("bcop", "ossn"))],
+    ["cayley", "rko", "plain", *(pytest.param(conv, marks=pytest.mark.slow) for conv in ("bcop", "ossn", "svcm"))],
 )
 def test_no_critic_exceeds_the_distance(samples, conv: str) -> None:
     """Nor one whose layers expand: its own bound is divided by."""
@@ -166,7 +166,7 @@ def test_rounding_is_allowed_for() -> None:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Flatten(), CayleyLinear(16, 1))
         nn.init.constant_(model[1].bias, 1e5 + 0.0078 * seed / 8)
-        estimate = wasserstein_distance(model, y, x, CriticRecipe(steps=50, batch_size=1, lr=0.1))
+        estimate = wasserstein_distance(model, y, x, CriticRecipe(steps=30, batch_size=1, lr=0.1))
         assert 0.5 * distance < estimate.distance <= distance
         in_float32.append(float((model(y) - model(x)).detach()))
     assert max(in_float32) > 1.5 * distance, "the negative control"
