@@ -20,6 +20,7 @@ from orthoconv.weights import CheckpointError, load_into, read
 PRETRAINED = {  # name, and SHA-256 of the weights
     "kwlarge_cayley_cifar10": "7a06d241b336aa98586e2e9ae9c9ff0950fec4844f45a59af76b4cf9a530ff1f",
     "cifar10_best": "3b8d9a908b0b5bf0468b89b10997b78718016f6d0526cdab63ddec932f5452e1",
+    "cifar10_fast": "db481df330f2c374ca3af9966364a0b6524e2f122442ccd81f5c2858d4d5f74c",
 }
 """Networks that come with the package: the name of each, and the SHA-256 of its weights.
 

@@ -42,9 +42,11 @@ def publish(run: Path, name: str, out: Path = Path("runs/published")) -> None:
 def _card(run: Run) -> dict[str, Any]:
     """Return how a network was built and trained, on what machine, and its figures."""
     record, training = run_record(run), run.training.config
+    used = {"cpu_minutes": round(record["cpu_seconds"] / 60, 1)} if record.get("cpu_seconds") else {}
     return {
         "data": training["data"], "examples": training["examples"], "model": run_arguments(run.folder),
         "start": training.get("start"), "recipe": record["config"]["recipe"],
         "figures": {k: v for k, v in record["evaluation"].items() if k != "hardware"},
-        "hardware": record["hardware"], "minutes": round(record["seconds"] / 60, 1), "hash": record["hash"],
+        "hardware": record["hardware"], "minutes": round(record["seconds"] / 60, 1), **used,
+        "hash": record["hash"],
     }  # fmt: skip
