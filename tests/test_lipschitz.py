@@ -79,7 +79,8 @@ def test_bound_sees_the_operator_as_it_is_in_float32() -> None:
     layer = CayleyConv2d(8, 8, 3)
     bound = lipschitz_bound(layer, (8, 6, 6))
     assert 1 - 1e-6 < bound < 1 + 1e-5
-    assert bound == pytest.approx(layer.singular_values((6, 6)).max().item(), rel=1e-12)
+    with torch.no_grad():  # with gradients, LAPACK inverts the matrices, which round otherwise
+        assert bound == pytest.approx(layer.singular_values((6, 6)).max().item(), rel=1e-12)
 
     class Spoiled(CayleyConv2d):
         def operator(self, size, *sources: Tensor) -> Tensor:

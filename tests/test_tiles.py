@@ -12,8 +12,9 @@ from orthoconv.nn.tiles import convolve_tiles, cut_kernel, deviation
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 32 pixels; `gentle` says for which images."""
+    """Tiles of 32 pixels; `gentle` says for which images. The FFT transforms them, as it does usual ones."""
     monkeypatch.setattr(budget, "TILES", (32, 16))
+    monkeypatch.setattr(budget, "DENSE_SIDE", 0)
     monkeypatch.setattr(budget, "TILED_BYTES", None)
 
 
