@@ -14,7 +14,9 @@ __all__ = [
     "DENSE_PIXELS",
     "DENSE_SIDE",
     "EXACT_NORM",
+    "FACTORS_BYTES",
     "FACTORS_KEPT",
+    "FACTORS_ORDER",
     "FEWEST_FREQUENCIES",
     "INVERTED_ORDER",
     "INVERTED_ROWS",
@@ -35,8 +37,6 @@ __all__ = [
     "has_double",
 ]
 
-import math
-
 import torch
 
 CHUNK_BYTES = 2**25  # Work through frequencies in chunks of this many bytes, so that each chunk stays in the cache.
@@ -50,8 +50,9 @@ DENSE_SIDE = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16  
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
 INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
 INVERTED_ORDER = 128  # On an accelerator, invert matrices of up to this order for any number of images.
-FACTORS_KEPT = math.inf  # Keep the factors of matrices of order n for the backward pass while n is up to so many times
-# the number of images; they then take that many times the memory of the images. Compute them again otherwise.
+FACTORS_KEPT = 4.0  # Keep factors for the backward pass if they have up to so many times the bytes of the images,
+FACTORS_BYTES = 2**26  # or up to so many for one layer,
+FACTORS_ORDER = 256  # or a larger order. Compute others again, in up to a twelfth of the time of a step.
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.

@@ -51,6 +51,7 @@ def path(name: str) -> Iterator[None]:
             patch.setattr(budget, "INVERTED_ROWS", math.inf)
         if name == "again":  # factors are not kept
             patch.setattr(budget, "FACTORS_KEPT", 0)
+            patch.setattr(budget, "FACTORS_BYTES", 0)
         if name == "fast transform":
             patch.setattr(budget, "DENSE_SIDE", 0)
         if name == "chunks":
@@ -213,3 +214,24 @@ def test_factors_in_float32_are_as_accurate_as_inverses(i: int, o: int) -> None:
     with torch.no_grad():
         ratios = layer(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
     assert (ratios - 1).abs().max() < 1e-5 * math.sqrt(2)
+
+
+@pytest.mark.parametrize(
+    ("images", "sizes", "kept"),
+    [
+        (4, {}, True),  # few bytes in all
+        (4, {"FACTORS_BYTES": 0}, False),
+        (5, {"FACTORS_BYTES": 0}, True),  # as many as four times the images
+        (4, {"FACTORS_BYTES": 0, "FACTORS_ORDER": 19}, True),
+    ],
+)
+def test_factors_of_many_bytes_are_computed_again(
+    images: int, sizes: dict[str, int], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in sizes.items():
+        monkeypatch.setattr(budget, name, size)
+    layer, x = CayleyConv2d(20, 20, 3), torch.randn(images, 20, 9, 8)
+    saved: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+        layer(x)
+    assert any(shape[1:] == (20, 20) for shape in saved if len(shape) == 3) == kept

@@ -166,8 +166,14 @@ def _room(p: Plane, X: Tensor, x: Tensor, channels: int) -> Tensor:
 
 
 def _keeps_factors(taps: Taps, rows: int) -> bool:
-    """Whether the factors of a chunk are kept for the backward pass; if not, they are computed again."""
-    return taps.m.shape[-1] <= budget.FACTORS_KEPT * rows
+    """Whether factors are kept for the backward pass; if not, they are computed again. An accelerator keeps them.
+
+    Those of order n take n / b times the memory of b images.
+    """
+    m, n = taps.m, taps.m.shape[-1]
+    size = len(taps.plane) * m[0].numel() * 2 * m.element_size()
+    few = n <= budget.FACTORS_KEPT * rows or size <= budget.FACTORS_BYTES
+    return few or n > budget.FACTORS_ORDER or not budget.has_cache(m.device)
 
 
 def _applied(X: Tensor, M: Tensor, V: Tensor | None, *, wide: bool, adjoint: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
