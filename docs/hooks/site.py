@@ -80,11 +80,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links lead to pages of the site; a link to a file that the site does not have becomes plain text.
 
-    The front page gets the width of the navigation, which would have its own name alone.
+    The front page gets the width of the navigation, which would have its own name alone. A search ranks the
+    pages of public names higher.
     """
     here = posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
+    if page.file.src_uri.startswith("reference/") and page.file.name != "index":
+        page.meta["search"] = {"boost": 2}
     at_top = page.file.src_uri in (*ABOVE, "index.md") or page.file.src_uri.startswith("results/")
 
     def link(match: re.Match[str]) -> str:
