@@ -8,9 +8,9 @@ python=${PYTHON:-python}
 results=results/bench
 scratch=$(mktemp -d)
 
-networks() { # file, network, width, rounds, methods, whether freed memory is kept
+networks() { # file, network, width, rounds, methods, whether freed memory is kept, further options
     "$python" -m orthoconv bench networks --names "[$2]" --widths "[$3]" --rounds "$4" --methods "$5" \
-        --keep_memory "$6" --out "$scratch" --device cpu
+        --keep_memory "$6" --out "$scratch" --device cpu $7 $8
     mv "$scratch/networks.json" "$results/$1.json"
 }
 
@@ -20,6 +20,7 @@ networks kwlarge_kept kwlarge 1 15 '[plain, plain conv, cayley, listing]' true
 networks kwlarge_width_3 kwlarge 3 3 '[plain, plain conv, cayley, listing, crko, orthogonium]' false
 networks resnet9 resnet9 1 3 "$all" false
 networks wide_resnet10_10 wide_resnet10_10 1 2 '[plain, plain conv, cayley, bcop, rko, aoc, orthogonium]' false
+networks wide_resnet10_10_batch_128 wide_resnet10_10 1 2 "[plain, cayley, bcop]" false --batch 128
 "$python" -m orthoconv bench layers --rounds 5 --out "$scratch" --device cpu \
     --methods '[plain, cayley, listing, bcop, rko, crko, orthogonium]'
 mv "$scratch/layers.json" "$results/layers.json"
