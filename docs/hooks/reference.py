@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_origin
 
+from orthoconv.certificates.display import in_levels
+
 MODULES = ("nn", "certificates", "attacks", "train", "models", "data", "fourier", "linalg", "testing")
 FOLDER = "reference"
 
@@ -197,10 +199,11 @@ def signature(name: str, value: Any, *, method: bool = False) -> str:
 
 
 def short(text: str) -> str:
-    """Names of types as users know them."""
+    """Names of types as users know them, and norms as levels of 255."""
     for long, brief in _SHORT:
         text = text.replace(long, brief)
     text = re.sub(r"<factory>|<object object at \w+>", "...", text)
+    text = re.sub(r"0\.\d{9,}", lambda number: in_levels(float(number[0])), text)
     return re.sub(r"<function (\w+) at \w+>", r"\1", text)
 
 
@@ -338,7 +341,7 @@ def members(kind: type, links: dict[str, str], here: str) -> str:
     own, others = [], []
     for name, value in inspect.getmembers(kind, lambda v: inspect.isfunction(v) or isinstance(v, property)):
         homes = [c for c in kind.__mro__ if name in c.__dict__ and c.__module__.startswith("orthoconv")]
-        if homes and not name.startswith("_") and name not in ("forward", "set_up"):
+        if homes and not name.startswith("_") and name not in ("extra_repr", "forward", "set_up"):
             (own if homes == [kind] else others).append((name, value, homes[-1]))
     parts = ["", "## Methods"] if own or others else []
     for name, value, _ in own:
@@ -352,7 +355,7 @@ def members(kind: type, links: dict[str, str], here: str) -> str:
         parts += ["", "### Inherited", "", "| name | what it does | from |", "|---|---|---|"]
     for name, value, home in others:
         first = cell(prose((inspect.getdoc(value) or "").split("\n\n")[0], {}, here))
-        if not first or name == "extra_repr":
+        if not first:
             continue
         base = f"[`{home.__name__}`]({'../' * here.count('/')}{links[home.__name__]})" if home.__name__ in links else ""
         parts.append(f"| `{name}` | {first} | {base} |")

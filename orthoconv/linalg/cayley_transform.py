@@ -9,8 +9,8 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.elimination import accretive_inverse, inverse, lu_factor
-from orthoconv.linalg.norms import DOUBLE, lower_gram, weight_norm_gradients, weight_scale
+from orthoconv.elimination import inverse, lu_factor
+from orthoconv.linalg.norms import DOUBLE, lower_gram, positive_norm, weight_norm_gradients, weight_scale
 from orthoconv.tracing import is_concrete
 
 
@@ -133,37 +133,25 @@ def _cayley_linear_formed(x: Tensor, V: Tensor, g: Tensor) -> Tensor:
 
 
 def _cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    m, s = len(V), weight_scale(V, g)
-    xU, (U, rest) = x[:, :m], (V[:, :m], V[:, m:])
-    M = s * (U - U.mT) + torch.eye(m, dtype=V.dtype, device=V.device)
-    T = xU
+    m, norm = len(V), positive_norm(V)
+    s, xU, (U, rest) = g / norm, x[:, :m], (V[:, :m], V[:, m:])
+    M, T = s * (U - U.mT), xU
     if rest.numel():
-        M = M + s**2 * lower_gram(rest)
+        M += s**2 * lower_gram(rest)
         T = xU - s * (x[:, m:] @ rest.mT)
-    M.mul_(0.5)
-    if 2 * len(x) >= m and not torch.is_grad_enabled():
-        factors: tuple[Tensor, ...] = (accretive_inverse(M[None])[0],)
-    else:  # few rows are solved for
-        factors = lu_factor(M)
-    z = _solved(T, factors, adjoint=False)
-    return z - xU, (z, *factors)
-
-
-def _solved(T: Tensor, factors: tuple[Tensor, ...], *, adjoint: bool) -> Tensor:
-    """M^-1 t, or M^-T t, for each row t of T (b, m), by the inverse of M or by its factors."""
-    if len(factors) == 1:
-        return T @ (factors[0] if adjoint else factors[0].mT)
-    z: Tensor = torch.linalg.lu_solve(factors[0], factors[1], T.mT, adjoint=adjoint).mT
-    return z
+    M.diagonal().add_(1)
+    LU, pivots = lu_factor(M.mul_(0.5))  # for 256 rows of 512, solving takes less than an inverse and two products
+    z: Tensor = torch.linalg.lu_solve(LU, pivots, T.mT).mT
+    return z - xU, (z, norm, LU, pivots)
 
 
 def _cayley_linear_gradients(
     grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]
 ) -> Tensors:
-    (x, V, g), (z, *factors) = inputs, kept
-    m, s = len(V), weight_scale(V, g)
+    (x, V, g), (z, norm, LU, pivots) = inputs, kept
+    m, s = len(V), g / norm
     rest = V[:, m:]
-    v = _solved(grad, tuple(factors), adjoint=True)
+    v = torch.linalg.lu_solve(LU, pivots, grad.mT, adjoint=True).mT
     gx = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.sub(v, grad, out=gx[:, :m])
     torch.mm(v, rest, out=gx[:, m:]).mul_(-s)
@@ -175,4 +163,4 @@ def _cayley_linear_gradients(
     elif rest.numel():
         torch.mm(v.mT, x[:, m:], out=gW[:, m:])
         gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest, beta=-1, alpha=-1)
-    return gx, *weight_norm_gradients(gW, V, g)
+    return gx, *weight_norm_gradients(gW, V, g, norm)

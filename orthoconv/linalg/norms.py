@@ -9,6 +9,7 @@ __all__ = [
     "gram_factor",
     "lower_gram",
     "norm_bound",
+    "positive_norm",
     "row_norms",
     "spectral_norm",
     "weight_norm",
@@ -162,12 +163,18 @@ def weight_norm(V: Tensor, g: Tensor) -> Tensor:
 
 def weight_scale(V: Tensor, g: Tensor) -> Tensor:
     """Return g / |V|, the factor that gives V the norm g (Section 4.1); zero where V is zero."""
-    return torch.div(g, torch.linalg.vector_norm(V).clamp_min(1e-12))
+    return torch.div(g, positive_norm(V))
 
 
-def weight_norm_gradients(grad: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of V and g from that of g V / |V|, which is overwritten."""
-    norm = torch.linalg.vector_norm(V).clamp_min(1e-12)
+def positive_norm(V: Tensor) -> Tensor:
+    """Return |V|, or a tiny number where V is zero."""
+    norm: Tensor = torch.linalg.vector_norm(V)
+    return norm.clamp_min(1e-12)
+
+
+def weight_norm_gradients(grad: Tensor, V: Tensor, g: Tensor, norm: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the gradients of V and g from that of g V / |V|, which is overwritten; `norm` is |V|, if it is known."""
+    norm = positive_norm(V) if norm is None else norm
     along = torch.dot(grad.reshape(-1), V.reshape(-1)) / norm
     return grad.mul_(g / norm).addcmul_(V, -along * g / norm**2), along
 

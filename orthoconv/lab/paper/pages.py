@@ -34,7 +34,7 @@ def write_pages(experiment: Experiment, folder: Path, *, smoke: bool = False) ->
             "plot": _plot(experiment, table, [record for _, record in made]) if made else "",
         })  # fmt: skip
     heading = f"# {experiment.title}\n\n{experiment.place}."
-    text = [f"## {p['budget']}: {p['note']}\n\n{markdown(p['table'])}" for p in parts]
+    text = [f"## Budget {p['budget']}: {p['note']}\n\n{markdown(p['table'])}" for p in parts]
     write_atomically(folder / f"{experiment.name}.md", ("\n\n".join([heading, *text]) + "\n").encode())
     path = folder / f"{experiment.name}.html"
     write_atomically(path, render("reproduce.html.j2", experiment=experiment, parts=parts).encode())
