@@ -15,7 +15,7 @@ networks() { # file, network, width, rounds, methods, whether freed memory is ke
 }
 
 all='[plain, plain conv, cayley, listing, bcop, cayley_bcop, rko, crko, ossn, aoc, lot, bro, soc, orthogonium]'
-networks kwlarge kwlarge 1 9 "${all%]}, aol, cpl]" false
+networks kwlarge kwlarge 1 15 "${all%]}, aol, cpl]" false
 networks kwlarge_kept kwlarge 1 15 '[plain, plain conv, cayley, listing]' true
 networks kwlarge_width_3 kwlarge 3 3 '[plain, plain conv, cayley, listing, crko, orthogonium]' false
 networks resnet9 resnet9 1 3 "$all" false
