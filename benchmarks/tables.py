@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench"
 PAGE = ROOT / "docs" / "performance.md"
 OLD = "*Recorded with older code of the layers than this; `sh benchmarks/record.sh` records it again.*"
-NETWORKS = ["kwlarge", "kwlarge_width_3", "resnet9", "wide_resnet10_10"]
+NETWORKS = ["kwlarge", "kwlarge_width_3", "resnet9", "wide_resnet10_10", "wide_resnet10_10_batch_128"]
 
 
 def cases(name: str) -> list[dict[str, Any]]:

