@@ -19,7 +19,7 @@ networks kwlarge kwlarge 1 15 "${all%]}, aol, cpl]" false
 networks kwlarge_kept kwlarge 1 15 '[plain, plain conv, cayley, listing]' true
 networks kwlarge_width_3 kwlarge 3 3 '[plain, plain conv, cayley, listing, crko, orthogonium]' false
 networks resnet9 resnet9 1 3 "$all" false
-networks wide_resnet10_10 wide_resnet10_10 1 2 '[plain, plain conv, cayley, bcop, rko, aoc, orthogonium]' false
+networks wide_resnet10_10 wide_resnet10_10 1 5 '[plain, plain conv, cayley, bcop, rko, aoc, orthogonium]' false
 networks wide_resnet10_10_batch_128 wide_resnet10_10 1 2 "[plain, cayley, bcop]" false --batch 128
 "$python" -m orthoconv bench layers --rounds 5 --out "$scratch" --device cpu \
     --methods '[plain, cayley, listing, bcop, rko, crko, orthogonium]'

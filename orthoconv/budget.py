@@ -53,6 +53,7 @@ INVERTED_ORDER = 128  # On an accelerator, invert matrices of up to this order f
 FACTORS_KEPT = 4.0  # Keep factors for the backward pass if they have up to so many times the bytes of the images,
 FACTORS_BYTES = 2**26  # or up to so many for one layer,
 FACTORS_ORDER = 256  # or a larger order. Compute others again, in up to a twelfth of the time of a step.
+# That is on one thread; on two, WideResNet10-10 takes a sixth longer (docs/performance.md).
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.
