@@ -227,6 +227,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.branch(x) + self.skip(x))
 
 
+@pytest.mark.slow
 def test_a_deep_network_keeps_the_signal() -> None:
     """16 blocks as those of resnet50; with kernels of the usual scale and equal sums a change arrives 1e-6 as large."""
     torch.manual_seed(0)

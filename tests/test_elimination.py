@@ -114,6 +114,7 @@ def test_transforms(function):
     torch.testing.assert_close(second, torch.autograd.functional.hessian(lambda M: function(M).square().sum(), M))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which torch.compile does itself
 def test_compiles_without_a_break():

@@ -137,6 +137,7 @@ def test_a_network_of_several_members() -> None:
         models.build(WORDS, image_size=8, mirror=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_export() -> None:
     model, x = Ensemble([member(0), member(1)]).eval(), torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(export(model, (1, 8, 8))(x), model(x), rtol=0, atol=1e-5)

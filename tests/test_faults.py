@@ -158,6 +158,7 @@ def kill_and_resume(processes, whole, folder: Path, kills: int) -> Counter[str]:
     return places
 
 
+@pytest.mark.slow
 def test_killed_runs_end_as_if_they_had_not_been(processes, whole, tmp_path) -> None:
     assert kill_and_resume(processes, whole, tmp_path, 1).total() == 1
 

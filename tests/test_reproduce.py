@@ -216,6 +216,7 @@ def test_a_series_stands_for_every_method() -> None:
     assert mixed["aol"]["recipe"]["lr"] == 0.01
 
 
+@pytest.mark.slow
 def test_wasserstein_in_small(here, capsys) -> None:
     call("reproduce", "wasserstein", "--budget", "smoke", "--only", "[Cayley, RKO]")
     assert [line.count("missing") for line in capsys.readouterr().out.splitlines() if line.startswith("| Dist")] == [

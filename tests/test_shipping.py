@@ -27,7 +27,7 @@ STATM = Path("/proc/self/statm")  # sizes of this process in pages; the second i
 
 
 def some(*quick: str) -> pytest.MarkDecorator:
-    """These methods in the quick suite, the others in the slow one."""
+    """These methods in the quick suite, the others in the long one."""
     marks = {conv: () if conv in quick else pytest.mark.long for conv in METHODS}
     return pytest.mark.parametrize("conv", [pytest.param(conv, marks=marks[conv]) for conv in METHODS])
 
@@ -232,7 +232,7 @@ def gradients_of_a_share(conv: str, world: World, folder: Path) -> list[Tensor]:
     return [p.grad for p in model.parameters()]
 
 
-@some("cayley", "bcop")
+@some("cayley")
 def test_gradients_of_two_processes(conv: str, tmp_path: Path) -> None:
     """The mean over two halves of a batch is that over the whole; each process has it."""
     x, labels = batch(0, 64, torch.float64)
