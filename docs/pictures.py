@@ -203,7 +203,7 @@ def methods(path: Path) -> None:
     for record in map(json.loads, lines):
         network, _, method = record["series"].partition(" ")
         at = record["metrics"]["step"], record["metrics"]["certified_36"]
-        if record["budget"] == "brief" and at[1] > 5:  # plain and lires certify nothing yet
+        if record["budget"] == "brief" and at[1] > 5:  # plain, lires and svcm certify next to nothing
             axes[network].plot(*at, "o", color=BLUE if method == "cayley" else GREY, ms=6)
             axes[network].annotate(method, at, (6, 3), textcoords="offset points", fontsize=8)
     for network, axis in axes.items():
