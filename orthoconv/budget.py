@@ -48,12 +48,12 @@ DENSE_PIXELS = 64  # Transform images of up to so many pixels by one matrix prod
 DENSE_SIDE = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16  # on a CPU those of up to so many rows
 # and columns by a product for each axis, and larger ones by the FFT.
 FEWEST_FREQUENCIES = 16  # Take at least so many frequencies at once: sums over fewer are slow.
-INVERTED_ROWS = 0.5  # Invert matrices of order n for 0.5 n images and more; for fewer, factor and solve.
-INVERTED_ORDER = 128  # On an accelerator, invert matrices of up to this order for any number of images.
+INVERTED_ROWS = 1.0  # Invert matrices of order n for n images and more; for fewer, factor and solve.
+INVERTED_ORDER = 32, 128  # Invert those of up to this order for any number of images: on a CPU, on an accelerator.
 FACTORS_KEPT = 4.0  # Keep factors for the backward pass if they have up to so many times the bytes of the images,
 FACTORS_BYTES = 2**26  # or up to so many for one layer,
-FACTORS_ORDER = 256  # or a larger order. Compute others again, in up to a twelfth of the time of a step.
-# That is on one thread; on two, WideResNet10-10 takes a sixth longer (docs/performance.md).
+FACTORS_ORDER = 256  # or a larger order. Compute others again in the backward pass.
+# WideResNet10-10 takes a tenth longer so, and has 2.8 instead of 3.7 times the memory of plain (docs/performance.md).
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.

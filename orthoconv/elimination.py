@@ -123,18 +123,38 @@ def _by_rows(M: Tensor) -> Tensor:
     return T.permute(2, 0, 1)
 
 
-def lu_factor(M: Tensor) -> tuple[Tensor, Tensor]:
+def lu_factor(M: Tensor, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
     """Factors and pivots of M (..., n, n) for `torch.linalg.lu_solve`, as `torch.linalg.lu_factor`; in eager mode.
+
+    Arguments:
+        M: Square matrices.
+        overwrite: Whether the factors may take the place of M (f, n, n). They do on a CPU, without gradients, if its
+            columns are contiguous, as LAPACK has them. This saves two copies and new memory, a third of the time.
 
     >>> M, B = torch.randn(2, 130, 130, dtype=torch.float64), torch.randn(2, 130, 3, dtype=torch.float64)
     >>> torch.dist(M @ torch.linalg.lu_solve(*lu_factor(M), B), B).item() < 1e-8
     True
     """
+    if overwrite and _is_by_columns(M) and not torch.is_grad_enabled() and is_eager(M):
+        return M, _factor_in_place(M)
     if _is_safe(M):
         LU, pivots, _ = torch.linalg.lu_factor_ex(M, check_errors=budget.has_cache(M.device))
     else:
         LU, pivots = _one_by_one(torch.linalg.lu_factor, M)
     return LU, pivots
+
+
+def _is_by_columns(M: Tensor) -> bool:
+    return M.ndim == 3 and budget.has_cache(M.device) and M.mT.is_contiguous()
+
+
+def _factor_in_place(M: Tensor) -> Tensor:
+    """Overwrite M (f, n, n), whose columns are contiguous, by its factors; return the pivots."""
+    pivots, status = (torch.empty(shape, dtype=torch.int32) for shape in (M.shape[:2], M.shape[:1]))
+    at_once = _is_safe(M) or torch.get_num_threads() == 1
+    for room in [(M, pivots, status)] if at_once else zip(M, pivots, status, strict=True):
+        torch.linalg.lu_factor_ex(room[0], check_errors=True, out=room)
+    return pivots
 
 
 def cholesky(M: Tensor) -> Tensor:

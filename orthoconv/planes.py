@@ -167,42 +167,39 @@ class AxesPlane(RealPlane):
         self.columns_inverse = (self.scale[: w // 2 + 1, None] * columns).flatten(0, 1).to(device, dtype)
 
     def transform(self, x: Tensor) -> Tensor:
-        x, shape = x.flatten(0, 1), (2, len(self), *x.shape[:2])  # (b c, h, w)
-        parts = list(self._parts(x, len(x)))
-        if len(parts) == 1:
-            return self._coefficients(x).view(shape)
-        X = x.new_empty(2 * self.size[0], self.size[1] // 2 + 1, len(x))
-        for some in parts:
-            X[..., some] = self._coefficients(x[some])
-        return X.view(shape)
+        h, w = self.size
+        images = x.flatten(0, 1).permute(1, 2, 0)
+        X = self._by_parts(self._coefficients, images, lambda n: x.new_empty(2 * h, w // 2 + 1, n))
+        return X.view(2, len(self), *x.shape[:2])
 
     def invert(self, X: Tensor) -> Tensor:
-        shape, X = (*X.shape[2:], *self.size), X.reshape(2 * self.size[0], self.size[1] // 2 + 1, -1)
-        parts = list(self._parts(X, X.shape[2]))
-        if len(parts) == 1:
-            return self._images(X).reshape(shape)
-        x = X.new_empty(X.shape[2], *self.size)
+        h, w = self.size
+        coefficients = X.reshape(2 * h, w // 2 + 1, -1)
+        x = self._by_parts(self._images, coefficients, lambda n: X.new_empty(n, h, w).permute(1, 2, 0))
+        return x.permute(2, 0, 1).reshape(*X.shape[2:], h, w)
+
+    def _by_parts(self, function: Callable[[Tensor], Tensor], x: Tensor, room: Callable[[int], Tensor]) -> Tensor:
+        """The function of (..., n), of a part of the n images at a time: memory of more than a chunk is slow to get."""
+        n = x.shape[2]
+        parts = list(chunks(n, 2 * len(self) * x.element_size(), device=x.device)) if n and _is_plain(x) else []
+        if len(parts) <= 1:
+            return function(x)
+        y = room(n)
         for some in parts:
-            x[some] = self._images(X[..., some])
-        return x.view(shape)
+            y[..., some] = function(x[..., some])
+        return y
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        """Coefficients (2 h, w', n) of images (n, h, w)."""
-        h = self.size[0]
-        Z = torch.bmm(self.columns.expand(h, -1, -1), x.permute(1, 2, 0))  # (h, 2 w', n)
-        return (self.rows @ Z.view(2 * h, -1)).view(2 * h, -1, len(x))
+        """Coefficients (2 h, w', n) of images (h, w, n)."""
+        h, _, n = x.shape
+        Z = torch.bmm(self.columns.expand(h, -1, -1), x)  # (h, 2 w', n)
+        return (self.rows @ Z.view(2 * h, -1)).view(2 * h, -1, n)
 
     def _images(self, X: Tensor) -> Tensor:
-        """Images (n, h, w) of coefficients (2 h, w', n); not contiguous."""
+        """Images (h, w, n) of coefficients (2 h, w', n); not contiguous."""
         h = self.size[0]
         Z = (self.rows.mT @ X.reshape(2 * h, -1)).view(h, -1, X.shape[2])  # (h, 2 w', n)
-        return torch.bmm(Z.mT, self.columns_inverse.expand(h, -1, -1)).transpose(0, 1)
-
-    def _parts(self, x: Tensor, n: int) -> Iterator[slice]:
-        """Parts of n images that are transformed at once: memory of more than a chunk is slow to get."""
-        if not n or not _is_plain(x):
-            return iter([slice(0, n)])
-        return chunks(n, 2 * len(self) * x.element_size(), device=x.device)
+        return torch.bmm(Z.mT, self.columns_inverse.expand(h, -1, -1)).mT
 
 
 class FastPlane(Plane):

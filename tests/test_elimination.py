@@ -42,6 +42,28 @@ def test_as_each_matrix_alone(n, dtype):
     torch.testing.assert_close(M.mH @ torch.linalg.lu_solve(*factors, B, adjoint=True), B)
 
 
+@pytest.mark.parametrize("n", [3, 130])
+def test_factors_take_the_place_of_a_matrix_only_where_they_may(n):
+    M = definite(n, torch.complex64)
+    expected = lu_factor(M)
+
+    def factored(M, **options):
+        before = M.clone()
+        LU, pivots = lu_factor(M, **options)
+        torch.testing.assert_close((LU, pivots), expected)
+        if LU.data_ptr() == M.data_ptr():
+            return True
+        assert torch.equal(M, before)
+        return False
+
+    columns = M.mT.contiguous().mT
+    assert not factored(columns)
+    assert not factored(columns, overwrite=True)  # gradients are recorded
+    with torch.no_grad():
+        assert not factored(M, overwrite=True)  # rows are contiguous
+        assert factored(columns, overwrite=True)
+
+
 @pytest.mark.parametrize("shape", [(0, 130, 130), (130, 130), (1, 130, 130), (2, 1, 3, 130, 130)], ids=str)
 def test_keeps_the_shape_of_the_batch(shape):
     M = torch.randn(shape, dtype=torch.float64) + 50 * torch.eye(130)
@@ -138,6 +160,8 @@ def test_with_several_threads_torch_factors_no_batch(threads, monkeypatch):
     M = definite(5, torch.float64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     results = inverse(M), logabsdet(M), torch.linalg.lu_solve(*lu_factor(M), M)
+    with torch.no_grad():
+        lu_factor(M.mT.contiguous().mT, overwrite=True)
     assert set(axes) == ({3} if threads == 1 else {2})
     for result, expected in zip(results, (torch.linalg.inv(M), torch.logdet(M), torch.eye(5).to(M)), strict=True):
         torch.testing.assert_close(result, expected.expand(result.shape))

@@ -49,6 +49,7 @@ def path(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if name == "factors":
             patch.setattr(budget, "INVERTED_ROWS", math.inf)
+            patch.setattr(budget, "INVERTED_ORDER", (0, 0))
         if name == "again":  # factors are not kept
             patch.setattr(budget, "FACTORS_KEPT", 0)
             patch.setattr(budget, "FACTORS_BYTES", 0)

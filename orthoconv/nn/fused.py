@@ -92,7 +92,7 @@ def _apply(x: Tensor, bias: Tensor | None, taps: Taps, adjoint: bool) -> tuple[T
     p, (g, n) = taps.plane, taps.m.shape[1:3]
     rest = 0 if taps.v is None else taps.v.shape[3 if taps.wide else 2]
     larger = taps.wide == adjoint  # the side of the output
-    X, kept, matrices = p.transform(x), list[Tensor](), taps.matrices()
+    X, kept, matrices = p.transform(x), list[Tensor](), taps.matrices(by_columns=not _inverts(taps.m, len(x)))
     Y, keeps = _room(p, X, x, g * (n + rest if larger else n)), _keeps_factors(taps, len(x))
     for some in _chunks(taps, len(x)):
         T = p.take(X, some, g)
@@ -119,7 +119,7 @@ def _gradients(
     gm, gv = m.new_zeros(*m.shape, 2), None if v is None else v.new_zeros(2 * len(v), *v.shape[1:], 2)
     parts = list(_chunks(taps, len(x)))
     each = len(kept) // len(parts)
-    matrices = taps.matrices() if each == 1 else None
+    matrices = taps.matrices(by_columns=not _inverts(m, len(x))) if each == 1 else None
     rest = taps.rest() if each > 1 and budget.has_cache(x.device) else None
     for k, some in enumerate(parts):
         before, *factors = kept[k * each : (k + 1) * each]
@@ -186,19 +186,19 @@ def _applied(X: Tensor, M: Tensor, V: Tensor | None, *, wide: bool, adjoint: boo
     if _inverts(M, X.shape[1]):
         Q, top = _form(M, V, wide=wide)
         return X @ (Q.conj() if adjoint else Q.mT), (top if again else Q,)
-    factors = lu_factor(M)
+    factors = lu_factor(M, overwrite=True)
     return _product(X, factors, V, wide=wide, adjoint=adjoint), factors if V is None or again else (*factors, V)
 
 
 def _inverts(M: Tensor, rows: int) -> bool:
     """Whether M (f g, n, n) is inverted; for large matrices and few rows it is factored."""
-    many = rows >= budget.INVERTED_ROWS * M.shape[-1]
-    return many or not (budget.has_cache(M.device) or M.shape[-1] > budget.INVERTED_ORDER)
+    n, (here, accelerated) = M.shape[-1], budget.INVERTED_ORDER
+    return rows >= budget.INVERTED_ROWS * n or n <= (here if budget.has_cache(M.device) else accelerated)
 
 
 def _factor(M: Tensor, rows: int) -> tuple[Tensor, ...]:
     """What `_product` needs of M, which may be overwritten: R - I, or the factors of M."""
-    return (_form(M, None, wide=False)[1],) if _inverts(M, rows) else lu_factor(M)
+    return (_form(M, None, wide=False)[1],) if _inverts(M, rows) else lu_factor(M, overwrite=True)
 
 
 def _form(M: Tensor, V: Tensor | None, *, wide: bool) -> tuple[Tensor, Tensor]:

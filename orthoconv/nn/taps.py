@@ -41,12 +41,16 @@ class Taps(NamedTuple):
     m: Tensor
     v: Tensor | None
 
-    def matrices(self) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
-        """Return the function that gives M and -V, (f g, ...), at some frequencies."""
-        m, rest = _spread(self.m), self.rest()
+    def matrices(self, *, by_columns: bool = False) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
+        """Return the function that gives M and -V, (f g, ...), at some frequencies; the columns of M contiguous or not.
+
+        LAPACK factors matrices by columns, and products are as fast with rows.
+        """
+        m, rest = _spread(self.m.mT if by_columns else self.m), self.rest()
 
         def some_of(some: slice) -> tuple[Tensor, Tensor | None]:
             M = _sum(self.phases[0].direct[some], m)
+            M = M.mT if by_columns else M
             M.diagonal(dim1=-2, dim2=-1).add_(0.5)
             return M, rest(some)
 
