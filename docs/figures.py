@@ -11,11 +11,13 @@ them. A value is one of
 - `card NAME KEY`: in the card of a network that comes with the package.
 
 `%` behind a value multiplies it by 100, `minutes` divides it by 60. `python docs/figures.py` lists what does not agree.
+With `--write` it corrects the figures; the words around them remain to be read again.
 """
 
 import json
 import re
 import statistics
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,7 +110,20 @@ def disagreements(text: str) -> list[str]:
     return wrong
 
 
+def corrected(text: str) -> str:
+    """Return a page with the value of each marked figure, rounded to as many digits as are written."""
+
+    def rounded(match: re.Match[str]) -> str:
+        comma, decimals = "," * ("," in match[1]), len(match[1].partition(".")[2])
+        return f"{value(match[3]):{comma}.{decimals}f}{match[2] or ''}<!-- {match[3]} -->"
+
+    return _MARKED.sub(rounded, text)
+
+
 if __name__ == "__main__":
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for line in disagreements(page.read_text()):
+        text = page.read_text()
+        for line in disagreements(text):
             print(f"{page.relative_to(ROOT)}: {line}")
+        if "--write" in sys.argv[1:]:
+            page.write_text(corrected(text))

@@ -36,6 +36,9 @@ def test_a_figure_that_differs_is_found(figures) -> None:
     source = "kwlarge_provable a1ca69 evaluation/clean %"
     assert figures.disagreements(f"74.8 %<!-- {source} --> and 74.81<!-- {source} -->") == []
     assert figures.disagreements(f"74.9<!-- {source} -->") == [f"74.9 is 74.8 by {source!r}"]
+    assert figures.corrected(f"74.9 %<!-- {source} --> of 1,074<!-- {source} -->") == (
+        f"74.8 %<!-- {source} --> of 75<!-- {source} -->"
+    )
     with pytest.raises(ValueError, match="has 0 records whose hash starts with 'none', not 1"):
         figures.disagreements("1.0<!-- kwlarge_provable none evaluation/clean -->")
 
