@@ -20,7 +20,7 @@ networks kwlarge_kept kwlarge 1 15 '[plain, plain conv, cayley, listing]' true
 networks kwlarge_width_3 kwlarge 3 3 '[plain, plain conv, cayley, listing, crko, orthogonium]' false
 networks resnet9 resnet9 1 3 "$all" false
 networks wide_resnet10_10 wide_resnet10_10 1 5 '[plain, plain conv, cayley, bcop, rko, aoc, orthogonium]' false
-networks wide_resnet10_10_batch_128 wide_resnet10_10 1 2 "[plain, cayley, bcop]" false --batch 128
+networks wide_resnet10_10_batch_128 wide_resnet10_10 1 3 "[plain, cayley, bcop]" false --batch 128
 "$python" -m orthoconv bench layers --rounds 5 --out "$scratch" --device cpu \
     --methods '[plain, cayley, listing, bcop, rko, crko, orthogonium]'
 mv "$scratch/layers.json" "$results/layers.json"
@@ -28,3 +28,4 @@ mv "$scratch/layers.png" docs/layers.png
 "$python" -m orthoconv bench regimes --out "$scratch" --device cpu --methods '[plain, cayley, bcop, rko, aoc]'
 mv "$scratch/regimes.json" "$results/regimes.json"
 "$python" benchmarks/tables.py --write
+"$python" docs/figures.py --write

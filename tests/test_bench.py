@@ -232,10 +232,13 @@ def test_every_layer_in_the_results_is_faster_than_the_listing() -> None:
     slower = []
     for case in record["cases"]:
         medians = {name: statistics.median(f["train"]) for name, f in case["figures"].items()}
-        slower += [(case["c"], case["o"], case["k"], case["n"])] if medians["cayley"] >= medians["listing"] else []
-    assert slower == [(8, 8, 3, 4)]
+        if medians["cayley"] >= medians["listing"]:
+            slower.append((case["c"], case["o"], case["k"], case["n"], round(1000 * medians["cayley"])))
+    ((*layer, milliseconds),) = slower
+    assert layer == [8, 8, 3, 4]
     page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
-    assert "In the smallest layer, 8 channels at 4 x 4, a step takes 4 ms, and the listing is faster." in page
+    words = f"In the smallest layer, 8 channels at 4 x 4, a step takes {milliseconds} ms, and the listing is faster."
+    assert words in page
 
 
 @pytest.mark.slow
