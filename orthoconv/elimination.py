@@ -2,12 +2,12 @@
 
 Note [Batched LU]: after `torch.set_num_threads(2)`, torch's LU of a *batch* of matrices with 152 columns or more is
 wrong on some CPUs, often in silence. On a busy machine it used 190 s of CPU and had not returned. oneMKL swaps rows in
-threads of its own inside
-those of torch (pytorch #141358, #142815). So is everything that starts with an LU: inv, solve, slogdet. Not affected
-are single matrices, fewer columns, `lu_solve` with right factors, QR and eigenvalues. A process cannot see whether it
-is affected: the same number of threads is harmless if OMP_NUM_THREADS set it. Nor may it try, since it may never
-return. So with more than one thread, each large matrix is factored alone, on all threads. Where torch traces or
-transforms, QR takes the place of LU, since the number of threads is not known there.
+threads of its own inside those of torch (pytorch #141358, #142815). So is everything that starts with an LU: inv,
+solve, slogdet; and so are tall matrices of fewer columns, such as 256 x 107. Not affected are single matrices, square
+ones of fewer columns, `lu_solve` with right factors, QR and eigenvalues. A process cannot see whether it is affected:
+the same number of threads is harmless if OMP_NUM_THREADS set it. Nor may it try, since it may never return. So with
+more than one thread, each large matrix is factored alone, on all threads. Where torch traces or transforms, QR takes
+the place of LU, since the number of threads is not known there.
 
 Note [No pivots]: the Hermitian part of M = (I + A) / 2, and of each of its Schur complements, is at least I / 2. So
 each block on the diagonal has an inverse of norm 2 at the most, and no rows need be exchanged: `accretive_inverse`
