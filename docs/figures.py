@@ -104,18 +104,28 @@ def disagreements(text: str) -> list[str]:
     """Return the figures of a page that are not their values, rounded to as many digits as are written."""
     wrong = []
     for written, source in marked(text):
-        decimals, expected = len(written.partition(".")[2]), value(source)
-        if abs(float(written.replace(",", "")) - expected) > 0.5 * 10**-decimals + 1e-9:
+        decimals, expected = _decimals(written), value(source)
+        if not _agrees(written, expected):
             wrong.append(f"{written} is {expected:.{decimals}f} by {source!r}")
     return wrong
 
 
+def _decimals(written: str) -> int:
+    return len(written.partition(".")[2])
+
+
+def _agrees(written: str, expected: float) -> bool:
+    return abs(float(written.replace(",", "")) - expected) <= 0.5 * 10 ** -_decimals(written) + 1e-9
+
+
 def corrected(text: str) -> str:
-    """Return a page with the value of each marked figure, rounded to as many digits as are written."""
+    """Return a page with the value of each figure that differs from it, rounded to as many digits as are written."""
 
     def rounded(match: re.Match[str]) -> str:
-        comma, decimals = "," * ("," in match[1]), len(match[1].partition(".")[2])
-        return f"{value(match[3]):{comma}.{decimals}f}{match[2] or ''}<!-- {match[3]} -->"
+        comma, expected = "," * ("," in match[1]), value(match[3])
+        if _agrees(match[1], expected):
+            return match[0]
+        return f"{expected:{comma}.{_decimals(match[1])}f}{match[2] or ''}<!-- {match[3]} -->"
 
     return _MARKED.sub(rounded, text)
 
