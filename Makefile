@@ -1,6 +1,7 @@
 # Each target sets up what it needs: a virtual environment in .venv, with the versions of constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2
 # Without bytecode, every process compiles the package and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -38,7 +39,7 @@ test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the f
 records: .venv/.installed ## run what is missing in the tables, at the lowest priority; stop and start it at any time
 	@# Linux shares its cores out by session (autogroup), so nice alone does not yield to other terminals.
 	@(echo 19 > /proc/self/autogroup) 2>/dev/null || true
-	OMP_WAIT_POLICY=passive $(BIN)/orthoconv records run
+	OMP_WAIT_POLICY=passive $(BIN)/orthoconv records run --workers $(WORKERS)
 
 records-pause: .venv/.installed ## stop the queue of records for the time of a benchmark
 	$(BIN)/orthoconv records pause

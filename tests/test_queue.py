@@ -25,6 +25,7 @@ from orthoconv.lab.cli import main
 from orthoconv.lab.locks import LockedError, holder, locked
 from orthoconv.lab.paper.queue import estimated_seconds, left_text, load_queue, missing_jobs
 from orthoconv.lab.paper.records import append_record, read_records
+from orthoconv.lab.paper.workers import working_processes
 from orthoconv.lab.search import best_first, load_trials, trials_table
 from orthoconv.train import loop
 
@@ -75,7 +76,7 @@ def processes() -> ForkServerContext:
     return context
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, *options: str) -> None:
     """In a process of its own: the queue, with a checkpoint after each step and its output in a file."""
     os.chdir(folder)
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -83,11 +84,11 @@ def work(folder: Path) -> None:
     os.dup2(log, 2)
     torch.set_num_threads(1)
     loop._CHECKPOINT_SECONDS = 0
-    main(["records", "run", "--queue", "queue.yaml"])
+    main(["records", "run", "--queue", "queue.yaml", *options])
 
 
-def start(processes: ForkServerContext, folder: Path) -> BaseProcess:
-    process = processes.Process(target=work, args=(folder,))
+def start(processes: ForkServerContext, folder: Path, *options: str) -> BaseProcess:
+    process = processes.Process(target=work, args=(folder, *options))
     process.start()
     return process
 
@@ -363,3 +364,49 @@ def test_half_a_record_is_no_record(tmp_path) -> None:
     path.write_bytes(whole.rstrip(b"\n"))  # all but the newline
     append_record(path, {"d": 4})
     assert read_records(tmp_path) == [{"a": 1}, {"d": 4}]
+
+
+@pytest.mark.slow
+def test_workers_share_a_queue(processes, here) -> None:
+    """They make what one process makes, each run once, but for a run that somebody else works on."""
+    finish(processes, here)
+    expected = what(here)
+    for name in ("results", "runs"):
+        (here / name).rename(here / f"alone_{name}")
+    taken, digest = left(here)[0], left(here)[0].key.removeprefix("search ")
+    with locked(here / "runs" / "search" / digest):
+        process = start(processes, here, "--workers", "2")
+        process.join()
+    logs = [path.read_text() for path in sorted((here / "runs" / "queue").glob("*.log"))]
+    assert process.exitcode == 1, "one run has no record"
+    assert f"these runs have no record: {taken.name}" in (here / "log").read_text()
+    assert len(logs) == 2
+    titles = [re.findall(r"^(?:norms|search): .*(?:seed \d|linear)$", text, flags=re.M) for text in logs]
+    assert len(titles[0]) + len(titles[1]) == 5, "each run once"
+    assert what(here) == [record for record in expected if record[1] != digest]
+    assert "missing" not in (here / "results" / "norms.md").read_text()
+
+
+@pytest.mark.slow
+def test_workers_pause_and_end_with_their_queue(processes, here) -> None:
+    (here / "trials.yaml").write_text(TRIALS.replace("epochs: 1", "epochs: 4000"))
+    process = start(processes, here, "--workers", "2")
+    try:
+        assert comes_true(lambda: len(working_processes(here / "runs")) == 3, 60)
+        first, *workers = working_processes(here / "runs")
+        assert first == process.pid
+        main(["records", "pause"])
+        assert comes_true(lambda: [state(pid) for pid in workers] == ["T", "T"])
+        main(["records", "resume"])
+        assert comes_true(lambda: "T" not in [state(pid) for pid in workers])
+    finally:
+        process.kill()
+        process.join()
+    assert comes_true(lambda: working_processes(here / "runs") == [])
+
+
+@pytest.mark.parametrize("workers", ["0", "-2"])
+def test_a_queue_needs_a_worker(here, workers) -> None:
+    with pytest.raises(SystemExit, match=rf"workers must be a positive int, got {workers}"):
+        main(["records", "run", "--queue", "queue.yaml", "--workers", workers])
+    assert not (here / "runs").exists()

@@ -6,12 +6,11 @@ import os
 import signal
 from pathlib import Path
 
-from orthoconv.lab.evaluation import BrokenCertificateError
-from orthoconv.lab.locks import LockedError, holder, locked
-from orthoconv.lab.machine import use_device
-from orthoconv.lab.paper.queue import left_text, load_queue, missing_jobs, render_tables
+from orthoconv.lab.locks import locked
+from orthoconv.lab.paper.queue import left_text, load_queue, missing_jobs
 from orthoconv.lab.paper.records import read_records
-from orthoconv.train import CheckpointError, TrainingError
+from orthoconv.lab.paper.workers import Desk, work, work_together, working_processes
+from orthoconv.nn.arguments import positive_int
 
 
 def run(
@@ -21,6 +20,7 @@ def run(
     data_dir: Path | None = None,
     most: int = 0,
     device: str = "auto",
+    workers: int = 1,
 ) -> None:
     """Run what is missing in the tables, one run after another, at the lowest priority.
 
@@ -34,29 +34,18 @@ def run(
         results: Folder to which records and tables are written.
         runs: Folder for the runs themselves.
         data_dir: Folder of the data set; by default its usual place.
-        most: Number of runs after which to stop; 0 for all.
+        most: Number of runs after which to stop, or after which each worker stops; 0 for all.
         device: Device that computes: auto (an accelerator, if torch finds one), cpu, cuda, cuda:1, mps or xpu.
+        workers: Number of processes that share the runs and the threads. On a CPU, two with one thread each make more
+            runs an hour than one with two threads. Each writes to a log in RUNS/queue.
     """
     os.nice(19)
-    entries, done, place = load_queue(queue), 0, use_device(device)
-    failed: dict[str, str] = {}
+    positive_int("workers", workers)
+    desk = Desk(queue, results, runs, data_dir, device)
     with locked(runs / "queue"):
-        render_tables(entries, results)  # the last queue may have been killed before it did
-        while not most or done < most:
-            records = read_records(results)
-            jobs = [job for job in missing_jobs(entries, results, runs, data_dir, records) if job.key not in failed]
-            print(left_text(jobs, records), flush=True)
-            if not jobs:
-                break
-            try:
-                jobs[0].run(place)
-                done += 1
-            except (BrokenCertificateError, CheckpointError, LockedError, TrainingError) as error:
-                failed[jobs[0].key] = jobs[0].name
-                print(f"{jobs[0].name}: {error}; the queue goes on without it", flush=True)
-            render_tables([entry for entry in entries if entry.get("experiment") == jobs[0].experiment], results)
+        failed = work(desk, most) if workers == 1 else work_together(desk, workers, most)
     if failed:
-        raise ValueError(f"these runs have no record: {', '.join(failed.values())}")
+        raise ValueError(f"these runs have no record: {', '.join(failed)}")
 
 
 def left(
@@ -101,8 +90,10 @@ def resume(runs: Path = Path("runs")) -> None:
 
 
 def _send(runs: Path, number: signal.Signals, state: str) -> None:
-    process = holder(runs / "queue")
-    if process is None:
+    processes = working_processes(runs)
+    if not processes:
         raise ValueError(f"no queue runs on {runs}; start it with: make records")
-    os.kill(process, number)
-    print(f"the queue, process {process}, is {state}")
+    for process in processes:
+        os.kill(process, number)
+    workers = f" with its {len(processes) - 1} workers" if len(processes) > 1 else ""
+    print(f"the queue, process {processes[0]}, is {state}{workers}")
