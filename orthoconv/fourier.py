@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from orthoconv import elimination
-from orthoconv.planes import FastPlane, convolve
+from orthoconv.convolutions import convolve
+from orthoconv.planes import FastPlane
 
 Size = Sequence[int]
 

@@ -15,8 +15,7 @@ __all__ = [
     "Plane",
     "VolumePlane",
     "chunks",
-    "convolve",
-    "convolve_by",
+    "is_plain",
     "plane",
     "transform_units",
 ]
@@ -167,21 +166,41 @@ class AxesPlane(RealPlane):
         self.columns_inverse = (self.scale[: w // 2 + 1, None] * columns).flatten(0, 1).to(device, dtype)
 
     def transform(self, x: Tensor) -> Tensor:
-        h, w = self.size
-        images = x.flatten(0, 1).permute(1, 2, 0)
-        X = self._by_parts(self._coefficients, images, lambda n: x.new_empty(2 * h, w // 2 + 1, n))
-        return X.view(2, len(self), *x.shape[:2])
+        return self._with_adjoint(x, self._transform, self._invert, self.columns)
 
     def invert(self, X: Tensor) -> Tensor:
+        return self._with_adjoint(X, self._invert, self._transform, self.columns_inverse)
+
+    @staticmethod
+    def _with_adjoint(x: Tensor, function: Multiply, adjoint: Multiply, columns: Tensor) -> Tensor:
+        """A linear function of x and the columns, whose gradient is its adjoint: torch's own makes copies."""
+
+        def forward(x: Tensor) -> tuple[Tensor, tuple[()]]:
+            return function(x, columns), ()
+
+        def backward(grad: Tensor, *_: object) -> Tensors:
+            return (adjoint(grad, columns),)
+
+        return with_gradient((x,), lambda x: function(x, columns), forward, backward, keep_inputs=False)
+
+    def _transform(self, x: Tensor, columns: Tensor) -> Tensor:
+        h, w = self.size
+        images = x.flatten(0, 1).permute(1, 2, 0)
+        room = lambda n: x.new_empty(2 * h, w // 2 + 1, n)  # noqa: E731
+        X = self._by_parts(lambda part: self._coefficients(part, columns), images, room)
+        return X.view(2, len(self), *x.shape[:2])
+
+    def _invert(self, X: Tensor, columns: Tensor) -> Tensor:
         h, w = self.size
         coefficients = X.reshape(2 * h, w // 2 + 1, -1)
-        x = self._by_parts(self._images, coefficients, lambda n: X.new_empty(n, h, w).permute(1, 2, 0))
+        room = lambda n: X.new_empty(n, h, w).permute(1, 2, 0)  # noqa: E731
+        x = self._by_parts(lambda part: self._images(part, columns), coefficients, room)
         return x.permute(2, 0, 1).reshape(*X.shape[2:], h, w)
 
     def _by_parts(self, function: Callable[[Tensor], Tensor], x: Tensor, room: Callable[[int], Tensor]) -> Tensor:
         """The function of (..., n), of a part of the n images at a time: memory of more than a chunk is slow to get."""
         n = x.shape[2]
-        parts = list(chunks(n, 2 * len(self) * x.element_size(), device=x.device)) if n and _is_plain(x) else []
+        parts = list(chunks(n, 2 * len(self) * x.element_size(), device=x.device)) if n and is_plain(x) else []
         if len(parts) <= 1:
             return function(x)
         y = room(n)
@@ -189,17 +208,17 @@ class AxesPlane(RealPlane):
             y[..., some] = function(x[..., some])
         return y
 
-    def _coefficients(self, x: Tensor) -> Tensor:
+    def _coefficients(self, x: Tensor, columns: Tensor) -> Tensor:
         """Coefficients (2 h, w', n) of images (h, w, n)."""
         h, _, n = x.shape
-        Z = torch.bmm(self.columns.expand(h, -1, -1), x)  # (h, 2 w', n)
+        Z = torch.bmm(columns.expand(h, -1, -1), x)  # (h, 2 w', n)
         return (self.rows @ Z.view(2 * h, -1)).view(2 * h, -1, n)
 
-    def _images(self, X: Tensor) -> Tensor:
+    def _images(self, X: Tensor, columns: Tensor) -> Tensor:
         """Images (h, w, n) of coefficients (2 h, w', n); not contiguous."""
         h = self.size[0]
         Z = (self.rows.mT @ X.reshape(2 * h, -1)).view(h, -1, X.shape[2])  # (h, 2 w', n)
-        return torch.bmm(Z.mT, self.columns_inverse.expand(h, -1, -1)).mT
+        return torch.bmm(Z.mT, columns.expand(h, -1, -1)).mT
 
 
 class FastPlane(Plane):
@@ -215,10 +234,9 @@ class FastPlane(Plane):
     def invert(self, X: Tensor) -> Tensor:
         h, w = self.size
         X = X.unflatten(2, (h, w // 2 + 1))
-        if not (_is_plain(X) and budget.has_cache(X.device)):
-            x: Tensor = torch.fft.irfft2(X, s=(h, w))
-            return x
-        x = torch.empty(*X.shape[:2], h, w, dtype=X.real.dtype, device=X.device)
+        if not (is_plain(X) and budget.has_cache(X.device)):
+            return _with_contiguous_grad(torch.fft.irfft2(X, s=(h, w)))
+        x: Tensor = torch.empty(*X.shape[:2], h, w, dtype=X.real.dtype, device=X.device)
         for some in chunks(len(X), 4 * X[0].numel() * X.element_size()):  # of its three copies none leaves the cache
             x[some] = torch.fft.irfft2(X[some], s=(h, w))
         return x
@@ -228,7 +246,7 @@ class FastPlane(Plane):
 
     def take(self, X: Tensor, some: slice, groups: int) -> Tensor:
         Y: Tensor = X[..., some].unflatten(1, (groups, -1)).permute(3, 1, 0, 2)  # (f, g, b, c)
-        if not (_is_plain(X) and budget.has_cache(X.device)):
+        if not (is_plain(X) and budget.has_cache(X.device)):
             return Y.contiguous().flatten(0, 1)
         Z = torch.empty_like(Y, memory_format=torch.contiguous_format)
         step = max(1, budget.CACHE_LINES // X.shape[1])  # images whose rows stay in the cache until they have been read
@@ -278,43 +296,8 @@ class VolumePlane(FastPlane):
 
     def invert(self, X: Tensor) -> Tensor:
         d, h, w = self.volume
-        x: Tensor = torch.fft.irfftn(X.unflatten(2, (d, h, w // 2 + 1)), s=(d, h, w), dim=(-3, -2, -1))
-        return x
-
-
-def convolve(p: Plane, x: Tensor, D: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Convolution of images (b, g i, h, w) by one matrix per frequency of the plane, D (f, g, o, i)."""
-    return convolve_by(p, x, D, lambda S, D: S @ D.mT, D.shape[-2], bias)
-
-
-def convolve_by(
-    p: Plane, x: Tensor, operator: Tensor, multiply: Multiply, channels: int, bias: Tensor | None = None
-) -> Tensor:
-    """Convolution of images (b, g i, h, w) by a product at each frequency of the plane.
-
-    Arguments:
-        p: The plane.
-        x: Images.
-        operator: What the product takes, (f, g, ...).
-        multiply: Function of coefficients (f g, b, i) and the operators of their frequencies, (f g, ...); returns
-            coefficients (f g, b, channels).
-        channels: Output channels of a group.
-        bias: Numbers (g channels) to add, if any.
-    """
-    g, constant = operator.shape[1], None if bias is None else bias.view(operator.shape[1], 1, -1) * math.prod(p.size)
-    X, A = p.transform(x), operator.flatten(0, 1)
-    if not _is_plain(x) or not _is_plain(A):
-        Y = _with_contiguous_grad(multiply(p.take(X, slice(None), g), A))  # (f g, b, o)
-        Y = Y if constant is None else torch.cat((Y[:g] + constant, Y[g:]))
-        return _with_contiguous_grad(p.invert(p.join(Y, g)))
-    Y = p.empty(x, g * channels)
-    each = 2 * x.element_size() * len(x) * (x.shape[1] + g * channels)
-    for some in chunks(len(p), each, device=x.device):
-        S = multiply(p.take(X, some, g), A[some.start * g : some.stop * g])
-        if constant is not None and some.start == 0:
-            S[:g].add_(constant)
-        p.put(Y, some, g, S)
-    return p.invert(Y)
+        X = X.unflatten(2, (d, h, w // 2 + 1))
+        return _with_contiguous_grad(torch.fft.irfftn(X, s=(d, h, w), dim=(-3, -2, -1)))
 
 
 def chunks(n: int, each: int, least: int = 1, *, device: torch.device = torch.device("cpu")) -> Iterator[slice]:  # noqa: B008
@@ -368,7 +351,7 @@ def _roots(turns: Tensor, n: int) -> Tensor:
     return torch.complex(angle.cos(), sine)
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     """Whether `x` may be worked on piece by piece: no gradient is wanted, nothing is traced or transformed."""
     return is_concrete(x) and not torch.is_grad_enabled() and len(x) > 0
 
@@ -381,8 +364,7 @@ def _without_repeats(x: Tensor) -> Tensor:
 def _with_contiguous_grad(x: Tensor) -> Tensor:
     """Return `x`, and make its gradient contiguous.
 
-    The gradient of an inverse FFT arrives with the frequency axis innermost, and a batched product of such matrices
-    copies them one at a time. The FFT of an expanded gradient, such as that of a sum, fails in older versions of torch.
+    The FFT of an expanded gradient, such as that of a sum, fails in older versions of torch.
     """
 
     def backward(grad: Tensor, *_: object) -> Tensors:

@@ -19,6 +19,7 @@ TIERS = [
     {"autograd", "data", "devices", "weights"},
     {"elimination"},
     {"linalg", "planes"},
+    {"convolutions"},
     {"fourier"},
     {"nn", "attacks"},
     {"models", "certificates"},

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv import budget
+from orthoconv.convolutions import convolve, convolve_by
 from orthoconv.elimination import inverse
 from orthoconv.linalg import gram_factor, orthonormal, reflect, resized, without_noise
 from orthoconv.nn.arguments import Pair, positive_int
@@ -24,7 +25,7 @@ from orthoconv.nn.methods import register_method
 from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import UnscaledConv2d, Way
 from orthoconv.nn.volumes import VolumeConv3d
-from orthoconv.planes import convolve, convolve_by, plane
+from orthoconv.planes import plane
 from orthoconv.tracing import is_eager
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from orthoconv import budget
+from orthoconv.convolutions import convolve
 from orthoconv.linalg import cayley, cayley_linear, is_large, weight_norm
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.convolution import TransposedConv2d
@@ -27,7 +28,7 @@ from orthoconv.nn.spectral import SpectralConv2d, Way
 from orthoconv.nn.tiles import convolve_tiles, cut_kernel, deviation
 from orthoconv.nn.volumes import VolumeConv3d
 from orthoconv.nn.weight_norm import Signs, WeightNormed
-from orthoconv.planes import COMPLEX, convolve, plane
+from orthoconv.planes import COMPLEX, plane
 from orthoconv.tracing import is_eager, is_traced
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from orthoconv import fourier
+from orthoconv.convolutions import convolve
 from orthoconv.linalg import weight_norm
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.convolution import BaseConv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.weight_norm import Signs, WeightNormed
-from orthoconv.planes import Plane, convolve, plane
+from orthoconv.planes import Plane, plane
 from orthoconv.tracing import is_eager
 
 Way = Literal["constant", "matrices", "fused", "lifted", "tiled"]

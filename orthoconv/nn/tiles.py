@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from orthoconv.convolutions import convolve
 from orthoconv.nn.arguments import Pair
-from orthoconv.planes import convolve, plane
+from orthoconv.planes import plane
 
 _ROWS = 8  # of frequencies that are compared at once
 

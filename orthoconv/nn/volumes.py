@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from orthoconv.convolutions import convolve
 from orthoconv.nn.arguments import check_dtype, triple
 from orthoconv.nn.geometry import Geometry, check_same_padding
 from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.spectral import UnscaledConv2d, Way
-from orthoconv.planes import convolve, plane
+from orthoconv.planes import plane
 
 Triple = tuple[int, int, int]
 _AXES = (-3, -2, -1)
