@@ -16,7 +16,7 @@ from orthoconv.lab.evaluation import BrokenCertificateError
 from orthoconv.lab.locks import LockedError, holder, locked
 from orthoconv.lab.machine import use_device
 from orthoconv.lab.paper.queue import Job, left_text, load_queue, missing_jobs, render_tables
-from orthoconv.lab.paper.records import read_records
+from orthoconv.lab.paper.records import Record, read_records
 from orthoconv.train import CheckpointError, TrainingError
 
 
@@ -37,9 +37,9 @@ class Desk(NamedTuple):
     data_dir: Path | None
     device: str
 
-    def missing(self) -> list[Job]:
-        """Return the runs that have no record, in order."""
-        return missing_jobs(load_queue(self.queue), self.results, self.runs, self.data_dir, read_records(self.results))
+    def missing(self, records: list[Record]) -> list[Job]:
+        """Return the runs that are not among these records, in order."""
+        return missing_jobs(load_queue(self.queue), self.results, self.runs, self.data_dir, records)
 
 
 def work(desk: Desk, most: int = 0) -> list[str]:
@@ -53,8 +53,9 @@ def work(desk: Desk, most: int = 0) -> list[str]:
     failed: dict[str, str] = {}
     render_tables(entries, desk.results)  # the last queue may have been killed before it did
     while not most or done < most:
-        jobs = [job for job in desk.missing() if job.key not in failed]
-        print(left_text(jobs, read_records(desk.results)), flush=True)
+        records = read_records(desk.results)
+        jobs = [job for job in desk.missing(records) if job.key not in failed]
+        print(left_text(jobs, records), flush=True)
         if not jobs:
             break
         try:
@@ -88,8 +89,9 @@ def work_together(desk: Desk, workers: int, most: int = 0) -> list[str]:
     if broken := [str(_log(f)) for p, f in zip(processes, folders, strict=True) if p.exitcode]:
         raise RuntimeError(f"a worker ended early; see the end of {', '.join(broken)}")
     render_tables(load_queue(desk.queue), desk.results)  # of two that render at once, the later may know less
-    jobs = desk.missing()
-    print(left_text(jobs, read_records(desk.results)), flush=True)
+    records = read_records(desk.results)
+    jobs = desk.missing(records)
+    print(left_text(jobs, records), flush=True)
     return [] if most else [job.name for job in jobs]
 
 
