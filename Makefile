@@ -39,7 +39,8 @@ test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the f
 records: .venv/.installed ## run what is missing in the tables, at the lowest priority; stop and start it at any time
 	@# Linux shares its cores out by session (autogroup), so nice alone does not yield to other terminals.
 	@(echo 19 > /proc/self/autogroup) 2>/dev/null || true
-	OMP_WAIT_POLICY=passive $(BIN)/orthoconv records run --workers $(WORKERS)
+	@# Huge pages save a tenth of a training step of KWLarge, and glibc asks for them only if told at the start.
+	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/orthoconv records run --workers $(WORKERS)
 
 records-pause: .venv/.installed ## stop the queue of records for the time of a benchmark
 	$(BIN)/orthoconv records pause

@@ -1,6 +1,6 @@
 """Functions that run side by side, each in a process of its own with its share of the threads."""
 
-__all__ = ["run_side_by_side"]
+__all__ = ["run_side_by_side", "set_up_child"]
 
 import contextlib
 import multiprocessing
@@ -81,10 +81,7 @@ def _call(
     expected: tuple[type[Exception], ...], sender: Connection,
 ) -> None:  # fmt: skip
     """Call the function in this process, which the parent has started for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    keep_freed_memory()
+    set_up_child(threads)
     with contextlib.ExitStack() as outputs:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +100,18 @@ def _call(
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+
+def set_up_child(threads: int) -> None:
+    """Prepare a process that another one has started. It keeps freed memory, and ends with its parent.
+
+    Arguments:
+        threads: Threads of this process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    keep_freed_memory()
 
 
 def _end_with_parent() -> None:

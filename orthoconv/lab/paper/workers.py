@@ -3,20 +3,19 @@
 __all__ = ["Desk", "work", "work_together", "working_processes"]
 
 import multiprocessing
-import os
-import signal
-import threading
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from orthoconv.lab.configs import load_methods
 from orthoconv.lab.evaluation import BrokenCertificateError
 from orthoconv.lab.locks import LockedError, holder, locked
 from orthoconv.lab.machine import use_device
 from orthoconv.lab.paper.queue import Job, left_text, load_queue, missing_jobs, render_tables
 from orthoconv.lab.paper.records import Record, read_records
+from orthoconv.lab.side_by_side import set_up_child
 from orthoconv.train import CheckpointError, TrainingError
 
 
@@ -96,17 +95,10 @@ def work_together(desk: Desk, workers: int, most: int = 0) -> list[str]:
 
 
 def _worker(desk: Desk, most: int, folder: Path, threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, and ends the worker with it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
+    set_up_child(threads)
     with locked(folder), _log(folder).open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        load_methods()
         work(desk, most)
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
 
 
 def _folder(runs: Path, k: int) -> Path:
