@@ -8,9 +8,10 @@ from oracles import conv_matrix, polar
 from torch import Tensor
 
 from orthoconv import fourier
-from orthoconv.linalg import bjorck, nearest, norm_bound
-from orthoconv.nn import BCOPConv2d, BjorckLinear, CircularConv2d, OSSNConv2d, RKOConv2d, SVCMConv2d
-from orthoconv.testing import assert_nonexpansive, assert_orthogonal, orthogonality_error
+from orthoconv.linalg import bjorck, bjorck_linear, nearest, norm_bound, polar_linear
+from orthoconv.linalg import polar as formed_polar
+from orthoconv.nn import BCOPConv2d, BjorckLinear, CircularConv2d, OSSNConv2d, PolarLinear, RKOConv2d, SVCMConv2d
+from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix, orthogonality_error
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -58,6 +59,51 @@ def test_bjorck_by_eigenvalues_is_the_iteration(shape, dtype, iterations, monkey
         found.append([Y, plain, slope, second])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (9, 6), (6, 30)])
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("iterations", [1, 7, 20])
+def test_products_by_a_matrix_that_is_not_formed(shape, rows, iterations, monkeypatch) -> None:
+    """Formed or not, values and first and second derivatives of x Q* are those of the iteration."""
+    monkeypatch.setattr(nearest, "_EIGEN", 1)
+    monkeypatch.setitem(nearest.DOUBLE, torch.float64, torch.float64)
+    W, b = (random(*shape).requires_grad_() for _ in range(2))
+    x, grad = random(rows, shape[1]).requires_grad_(), random(rows, shape[0]).requires_grad_()
+    norm = torch.linalg.matrix_norm(W.detach(), 2)
+    steps = nearest._iterate((W if shape[0] > shape[1] else W.mT) / norm, iterations)
+    Q = steps if shape[0] > shape[1] else steps.mT
+    pairs = [(bjorck_linear(x, W, iterations), x @ Q.mT), (polar_linear(x, W), x @ formed_polar(W).mT)]
+    for pair in pairs:
+        found = []
+        for Y in pair:
+            slopes = torch.autograd.grad(Y, (W, x), grad, create_graph=True)
+            plain = torch.autograd.grad(Y, (W, x), grad.detach(), retain_graph=True)
+            found.append([Y, *plain, *slopes, *torch.autograd.grad(slopes[0], (W, x, grad), b)])
+        for ours, expected in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("layer", [BjorckLinear, PolarLinear])
+@pytest.mark.parametrize("shape", [(130, 260), (260, 130), (200, 200)])
+@pytest.mark.parametrize("condition", [1, 200, 5000])
+def test_linear_layers_in_training_and_in_eval_mode(layer, shape, condition, monkeypatch) -> None:
+    """The product that forms no matrix is that of the orthogonal matrix, and serves well-conditioned weights alone."""
+    linear, k = layer(shape[1], shape[0]), min(shape)
+    U, V = (torch.linalg.qr(random(n, k)).Q for n in shape)
+    with torch.no_grad():
+        linear.weight.copy_(5 * U * torch.logspace(0, -math.log10(condition), k, dtype=torch.float64) @ V.mT)
+    roots, root = [], nearest._root_by_eigenvalues
+    monkeypatch.setattr(nearest, "_root_by_eigenvalues", lambda *args: roots.append(args) or root(*args))
+    Q = dense_matrix(linear.train(), (shape[1],)).double()
+    x = torch.randn(9, shape[1])
+    y = linear(x)
+    assert bool(roots) == (condition < 1000)
+    if condition < 1000 or layer is PolarLinear:  # 20 iterations of Bjorck do not bring all values to 1
+        assert orthogonality_error(Q) < 2e-6 * math.sqrt(k)
+    torch.testing.assert_close(linear.eval()(x), y, atol=1e-4, rtol=0)
+    if condition < 1000:
+        torch.testing.assert_close(y.double(), x.double() @ V @ U.mT + linear.bias.double(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("values", SPECTRA)

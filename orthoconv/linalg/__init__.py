@@ -6,7 +6,7 @@ from torch import Tensor
 
 from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage, is_large, pivot_signs
 from orthoconv.linalg.exponential import skew_exponential
-from orthoconv.linalg.nearest import bjorck, polar
+from orthoconv.linalg.nearest import bjorck, bjorck_linear, polar, polar_linear
 from orthoconv.linalg.norms import (
     frobenius_norm,
     gram,
@@ -31,6 +31,7 @@ True
 __all__ = [
     "Orthogonalizer",
     "bjorck",
+    "bjorck_linear",
     "cayley",
     "cayley_linear",
     "cayley_preimage",
@@ -44,6 +45,7 @@ __all__ = [
     "orthonormal",
     "pivot_signs",
     "polar",
+    "polar_linear",
     "reflect",
     "resized",
     "row_norms",

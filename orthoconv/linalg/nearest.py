@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bjorck", "bjorck_step", "polar"]
+__all__ = ["bjorck", "bjorck_linear", "bjorck_step", "polar", "polar_linear"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,13 +14,15 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.linalg.norms import DOUBLE, norm_bound
+from orthoconv.linalg.norms import DOUBLE, lower_gram, norm_bound
 from orthoconv.tracing import is_eager
 
 _CONDITION = 1e4  # of matrices whose eigenvalues in float64 are accurate enough for float32
+_CONDITION_UNFORMED = 300.0  # up to which W P, never formed, is orthogonal to 1e-5 in float32
 _EIGEN = 128  # order of matrices from which eigenvalues are faster than iterations
 _SMALLEST = 1e-4  # singular value, relative to the largest, that one round of `polar` brings to 1
 _SMALLEST_OF_TALL = 0.05  # the same for the first round on tall matrices, which are seldom ill-conditioned
+_CONVERGED = 1e-8  # distance of squares from 1 after which one more step of `bjorck` brings them there in float64
 _LARGEST_SCALE = 1.6  # of a step of `polar`: nearer to sqrt 3, rounding errors of the largest values grow too much
 
 
@@ -49,8 +51,32 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
         return bjorck(W.mT, iterations).mT
     iterate = partial(_iterate, iterations=iterations)
     if (spectrum := _eigenvalues_of_gram(W)) is not None:
-        return _by_eigenvalues(W, *spectrum, lambda values: _bjorck_polynomial(values, iterations), iterate)
-    return iterate(W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny))
+        return _by_eigenvalues(W, *spectrum, partial(_bjorck_polynomial, iterations=iterations), iterate)
+    return iterate(_divided_by_norm(W))
+
+
+def bjorck_linear(x: Tensor, W: Tensor, iterations: int = 20) -> Tensor:
+    """x Q* for Q = bjorck(W, iterations), without forming Q where that takes longer.
+
+    Q is W P for a smaller matrix P, and for few rows x, x W* P takes less than W P. This product is as accurate while W
+    is well-conditioned; where it is not, Q is formed.
+
+    Arguments:
+        x: Rows, of shape (..., n).
+        W: Real matrix, of shape (m, n).
+        iterations: Number of iterations.
+
+    >>> x, W = torch.randn(2, 256), torch.randn(128, 256)
+    >>> torch.dist(bjorck_linear(x, W), x @ bjorck(W).mT).item() < 1e-4
+    True
+    """
+    iterate = partial(_iterate, iterations=iterations)
+    polynomial = partial(_bjorck_polynomial, iterations=iterations)
+    return _linear(x, W, polynomial, iterate, lambda W: iterate(_divided_by_norm(W)))
+
+
+def _divided_by_norm(W: Tensor) -> Tensor:
+    return W / norm_bound(W.detach())[..., None, None].clamp_min(torch.finfo(W.dtype).tiny)
 
 
 def _iterate(X: Tensor, iterations: int) -> Tensor:
@@ -80,8 +106,7 @@ def _eigenvalues_of_gram(W: Tensor) -> tuple[Tensor, Tensor] | None:
     """Eigenvalues and vectors of W* W in float64, where they are accurate, and faster than iterations in float32."""
     if W.shape[-1] < _EIGEN or W.dtype not in DOUBLE or not is_eager(W) or not budget.has_cache(W.device):
         return None
-    fine = W.detach().to(DOUBLE[W.dtype])
-    G = fine.mH @ fine
+    G = lower_gram(W.detach().to(DOUBLE[W.dtype]).mH)
     if not bool(torch.isfinite(G).all()):
         return None
     values, U = torch.linalg.eigh(G)
@@ -109,17 +134,72 @@ def _by_eigenvalues(
     def forward(W: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         f, slopes = function(values / square)
         P = (U * (f[..., None, :] / norm)) @ U.mH
-        return (W.to(P.dtype) @ P).to(W.dtype), (P.to(W.dtype), slopes)
+        return (W.to(P.dtype) @ P).to(W.dtype), (P.to(W.dtype), slopes / norm**3)
 
     def backward(
         grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, Tensor]
     ) -> Tensors:
         (W,), (P, slopes) = inputs, kept
-        S = U.mH @ (W.mH @ grad).to(U.dtype) @ U * (slopes / norm**3)  # gradient of W* W, see Daleckii and Krein
-        S = U @ (S + S.mH) @ U.mH
-        return (grad @ P + W @ S.to(W.dtype),)
+        return (grad @ P + W @ _gradient_of_gram(W.mH @ grad, U, slopes),)
 
     return with_gradient((W,), ordinary, forward, backward)
+
+
+def _linear(
+    x: Tensor,
+    W: Tensor,
+    function: Callable[[Tensor], tuple[Tensor, Tensor]],
+    iterate: Callable[[Tensor], Tensor],
+    by_steps: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """x Q* for the matrix Q nearest to W: for tall V, `_by_eigenvalues`, or `by_steps` where those do not serve."""
+    wide = W.shape[0] <= W.shape[1]
+    V = W.mT if wide else W
+    if (spectrum := _eigenvalues_of_gram(V)) is None:
+        Q = by_steps(V)
+    elif x.numel() > W.shape[1] * len(V) or bool(spectrum[0][0] < spectrum[0][-1] / _CONDITION_UNFORMED**2):
+        Q = _by_eigenvalues(V, *spectrum, function, iterate)
+    else:
+        P = _root_by_eigenvalues(V, *spectrum, function, iterate)
+        return torch.matmul(x @ W.T if wide else x @ P, P if wide else W.T)
+    return torch.matmul(x, Q if wide else Q.T)
+
+
+def _root_by_eigenvalues(
+    W: Tensor,
+    values: Tensor,
+    U: Tensor,
+    function: Callable[[Tensor], tuple[Tensor, Tensor]],
+    iterate: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return P such that `_by_eigenvalues` of the same arguments is W P."""
+    square = values[..., -1:]
+    norm = square.sqrt()[..., None]
+
+    def ordinary(W: Tensor) -> Tensor:
+        fine = W.to(U.dtype)
+        P: Tensor = torch.linalg.solve(fine.mH @ fine, fine.mH @ iterate(fine / norm))
+        return P.to(W.dtype)
+
+    def forward(W: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+        f, slopes = function(values / square)
+        return ((U * (f[..., None, :] / norm)) @ U.mH).to(W.dtype), (slopes / norm**3,)
+
+    def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor]) -> Tensors:
+        S = _gradient_of_gram(grad, U, kept[0])
+        return ((S @ inputs[0].mH).mH,)  # W S, laid out as W is: W is mostly the transpose of a weight
+
+    return with_gradient((W,), ordinary, forward, backward)
+
+
+def _gradient_of_gram(grad: Tensor, U: Tensor, slopes: Tensor) -> Tensor:
+    """Twice the Hermitian part of the gradient of W* W = U diag(.) U*, from that of a function of it.
+
+    Daleckii and Krein: in the basis U, the gradient is multiplied by the slopes of the function between eigenvalues.
+    """
+    S = U.mH @ grad.to(U.dtype) @ U * slopes
+    S = U @ (S + S.mH) @ U.mH
+    return S.to(grad.dtype)
 
 
 def _bjorck_polynomial(values: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
@@ -129,6 +209,9 @@ def _bjorck_polynomial(values: Tensor, iterations: int) -> tuple[Tensor, Tensor]
     (tensor([1.5000, 1.0000]), tensor([[-0.5000, -0.5000],
             [-0.5000, -0.5000]]))
     """
+    g = reduce(lambda g, _: g * (1.5 - 0.5 * g) ** 2, range(iterations - 1), values)
+    if iterations and bool(((g - 1).abs() < _CONVERGED).all()):
+        return _inverse_root(values)  # where it converges to
     g, p = values, torch.ones_like(values)
     dg = torch.ones_like(values[..., None] * values[..., None, :])
     dp = torch.zeros_like(dg)
@@ -167,11 +250,30 @@ def polar(W: Tensor) -> Tensor:
         return polar(W.mT).mT
     if (spectrum := _eigenvalues_of_gram(W)) is not None:
         return _by_eigenvalues(W, *spectrum, _inverse_root, _polar_iteration)
+    return _polar_by_steps(W)
+
+
+def polar_linear(x: Tensor, W: Tensor) -> Tensor:
+    """x Q* for Q = polar(W), without forming Q where that takes longer; see `bjorck_linear`.
+
+    Arguments:
+        x: Rows, of shape (..., n).
+        W: Real matrix, of shape (m, n).
+
+    >>> x, W = torch.randn(2, 256), torch.randn(128, 256)
+    >>> torch.dist(polar_linear(x, W), x @ polar(W).mT).item() < 1e-4
+    True
+    """
+    return _linear(x, W, _inverse_root, _polar_iteration, _polar_by_steps)
+
+
+def _polar_by_steps(W: Tensor) -> Tensor:
+    """`polar` of W (..., m, n), m >= n, without eigenvalues."""
     if W.numel() == 0:
         return W
     norm = norm_bound(W.detach(), 1)[..., None, None]
     zero = norm <= torch.finfo(W.dtype).tiny
-    E = torch.eye(m, n, dtype=W.dtype, device=W.device)
+    E = torch.eye(*W.shape[-2:], dtype=W.dtype, device=W.device)
     return _polar_iteration(torch.where(zero, W + E, W / norm.where(~zero, 1)))
 
 

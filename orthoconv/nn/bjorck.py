@@ -2,11 +2,12 @@
 
 __all__ = ["BjorckLinear"]
 
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
-from orthoconv.linalg import bjorck
+from orthoconv.linalg import bjorck, bjorck_linear
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
@@ -34,6 +35,9 @@ class BjorckLinear(BaseLinear):
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return bjorck(sources[0], self.iterations)
+
+    def apply_matrix(self, x: Tensor) -> Tensor:
+        return self.apply_unformed(x, partial(bjorck_linear, iterations=self.iterations), BjorckLinear)
 
 
 register_method("bjorck", linear=BjorckLinear)

@@ -3,7 +3,7 @@
 __all__ = ["BaseLinear"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -149,6 +149,21 @@ class BaseLinear(Reparametrized):
     def apply_matrix(self, x: Tensor) -> Tensor:
         """Multiply by the matrix, and add the bias."""
         return F.linear(x, self.cached_operator(), self.bias)
+
+    def apply_unformed(self, x: Tensor, product: Callable[[Tensor, Tensor], Tensor], of: type["BaseLinear"]) -> Tensor:
+        """`apply_matrix` by a product that need not form the matrix, unless the matrix is remembered.
+
+        Arguments:
+            x: Inputs.
+            product: Function of rows and of `weight` that gives the same as the matrix.
+            of: Class whose matrix that is; a subclass with another matrix multiplies by its own.
+        """
+        own = type(self).operator is of.operator and type(self).sources is of.sources
+        if self.remembers or not own:
+            return BaseLinear.apply_matrix(self, x)
+        self.check()
+        y = product(x, self.weight)
+        return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from orthoconv.linalg import polar, without_noise
+from orthoconv.linalg import polar, polar_linear, without_noise
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.layer import Guarantee
@@ -124,6 +124,9 @@ class PolarLinear(BaseLinear):
 
     def operator(self, size: Pair, *sources: Tensor) -> Tensor:
         return polar(sources[0])
+
+    def apply_matrix(self, x: Tensor) -> Tensor:
+        return self.apply_unformed(x, polar_linear, PolarLinear)
 
 
 register_method(
