@@ -13,7 +13,9 @@ from orthoconv.models.trained import PRETRAINED
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TABLE = re.compile(r"end of \w+|\w+: python benchmarks/tables.py --write")  # around a table that is made from records
+TABLE = re.compile(
+    r"end of \w+|table \w+ \w+|\w+: python benchmarks/tables.py --write"
+)  # around a table that is made from records
 AT_LEAST = {"docs/reproducing.md": 50, "docs/performance.md": 6, "docs/training.md": 14}
 
 
@@ -41,6 +43,17 @@ def test_a_figure_that_differs_is_found(figures) -> None:
     )
     with pytest.raises(ValueError, match="has 0 records whose hash starts with 'none', not 1"):
         figures.disagreements("1.0<!-- kwlarge_provable none evaluation/clean -->")
+
+
+def test_marked_tables_are_those_of_the_records(figures) -> None:
+    for page in PAGES:
+        text = page.read_text()
+        assert figures.with_tables(text) == text, f"{page.name}: python docs/figures.py --write"
+    page = "<!-- table orthogonality short -->\n\n| 1 |\n\n<!-- end of table -->"
+    made = figures.with_tables(page)
+    assert "| least before |" in made
+    assert "| 1 |" not in made
+    assert figures.with_tables(made) == made
 
 
 @pytest.mark.parametrize("name", PRETRAINED)

@@ -84,11 +84,13 @@ def test_tables_are_what_the_records_say(name: str, records: list[dict[str, Any]
     assert path.exists() or not any(ours)
     text = path.read_text() if path.exists() else ""
     tables = re.findall(r"^\|.*?(?=\n\n|\n?\Z)", text, flags=re.M | re.S)
+    mostly_there = []
     for budget, table in zip(re.findall(r"^## Budget (\w+)", text, flags=re.M), tables, strict=True):
         assert table == markdown(made[budget])
         cells = made[budget].cells.values()
-        if 2 * sum(bool(cell.ours) for cell in cells) > len(cells):  # one that is mostly there is in the documentation
-            assert table in (ROOT / "docs" / "reproducing.md").read_text()
+        mostly_there += [table] * (2 * sum(bool(cell.ours) for cell in cells) > len(cells))
+    for table in mostly_there[-1:]:  # the one of the largest budget is in the documentation
+        assert table in (ROOT / "docs" / "reproducing.md").read_text()
 
 
 def test_records_are_complete(records: list[dict[str, Any]]) -> None:
