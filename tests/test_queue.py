@@ -1,4 +1,4 @@
-"""The queue of records: its order, its estimate, its locks, and what a kill at any moment leaves."""
+"""The queue of records: its order, its estimate, its pauses, and what a kill at any moment leaves."""
 
 import json
 import multiprocessing
@@ -7,22 +7,18 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
+from locking import comes_true, held
 
 from orthoconv import data
-from orthoconv.lab import locks
 from orthoconv.lab.cli import main
-from orthoconv.lab.locks import LockedError, holder, locked
+from orthoconv.lab.locks import holder, locked
 from orthoconv.lab.paper.queue import estimated_seconds, left_text, load_queue, missing_jobs
 from orthoconv.lab.paper.records import append_record, read_records
 from orthoconv.lab.paper.workers import working_processes
@@ -246,78 +242,12 @@ def test_a_failed_trial_is_an_answer(here) -> None:
     assert "failed" in trials_table([record])
 
 
-# Locks
-
-
-def test_a_lock_names_who_holds_it(tmp_path) -> None:
-    with locked(tmp_path / "run"):
-        assert holder(tmp_path / "run") == os.getpid()
-        with (
-            pytest.raises(LockedError, match=rf"in use by process {os.getpid()} on .*; wait for it"),
-            locked(tmp_path / "run"),
-        ):
-            raise AssertionError("two at once")
-    assert holder(tmp_path / "run") is None
-    assert not (tmp_path / "run").exists()
-    with locked(tmp_path / "run"):
-        pass
-
-
-HOLD = """
-import importlib.util, pathlib, sys, time
-spec = importlib.util.spec_from_file_location("locks", sys.argv[1])
-locks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(locks)
-with locks.locked(pathlib.Path(sys.argv[2])):
-    time.sleep(60)
-"""
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[subprocess.Popen]:
-    """A process that holds the lock until it is killed; it imports nothing else, which would take seconds."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, locks.__file__, str(folder)])
-    try:
-        assert comes_true(lambda: holder(folder) == process.pid, seconds=60)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path) -> None:
-    with held(tmp_path) as process:
-        with pytest.raises(LockedError, match=rf"process {process.pid} on "), locked(tmp_path):
-            raise AssertionError("two at once")
-        with pytest.raises(SystemExit, match=re.escape(f"{tmp_path} is in use by process {process.pid}")):
-            main(["train", "--out", str(tmp_path)])
-    assert (tmp_path / "lock").exists()
-    with locked(tmp_path):
-        assert holder(tmp_path) == os.getpid()
-
-
-def test_a_lock_leaves_no_empty_folder_behind(tmp_path) -> None:
-    with pytest.raises(SystemExit, match="/nowhere: no such folder"):
-        main(["train", "--data", "cifar10", "--data_dir", "/nowhere", "--out", str(tmp_path / "runs" / "new")])
-    assert list((tmp_path / "runs").iterdir()) == []
-    with locked(tmp_path / "runs" / "used"):
-        (tmp_path / "runs" / "used" / "model").touch()
-    with locked(tmp_path / "runs"):
-        pass
-    assert [p.name for p in tmp_path.rglob("*")] == ["runs", "used", "model"]
+# Pauses
 
 
 def state(pid: int) -> str:
     """What a process does: "T" if it is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().split()[2]
-
-
-def comes_true(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    """Whether a condition holds before that much time has passed; a busy machine takes its time."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 def check_pause_and_resume(pid: int, capsys) -> None:
