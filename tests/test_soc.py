@@ -112,6 +112,52 @@ def test_many_terms_are_the_exponential() -> None:
     torch.testing.assert_close(taylor(x), exact(x))
 
 
+@pytest.mark.parametrize("terms", range(1, 18))
+def test_terms_of_the_exponential(terms: int) -> None:
+    A = torch.randn(2, 3, 3, dtype=torch.complex128)
+    expected = sum(torch.matrix_power(A, k) / math.factorial(k) for k in range(terms + 1))
+    torch.testing.assert_close(linalg.exponential_terms(A, terms), expected)
+    assert (linalg.exponential_terms(A, terms + 1) - expected).abs().max() > 1e-12, "the negative control"
+
+
+@pytest.mark.parametrize(("i", "o", "groups"), [(3, 5, 1), (6, 4, 2)])
+@pytest.mark.parametrize("options", [{}, {"padding_mode": "zeros"}, {"dilation": 2}, {"stride": 2}], ids=str)
+@pytest.mark.parametrize("terms", [1, 5, 12])
+def test_series_in_space_and_at_each_frequency_are_the_same(i, o, groups, options, terms, monkeypatch) -> None:
+    layer = TaylorSOCConv2d(i, o, 3, terms=terms, groups=groups, dtype=torch.float64, **options)
+    x = torch.randn(3, i, 6, 8, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(layer(x))
+    found = []
+    for frequencies in (True, False):
+        monkeypatch.setattr(layer, "_go_by_frequencies", lambda *_, way=frequencies: way)
+        y = layer(x)
+        gradients = torch.autograd.grad(y, (x, *layer.parameters()), grad, create_graph=True)
+        (second,) = torch.autograd.grad(gradients[0].square().sum(), layer.weight)
+        inner = torch.ones(2, o, 5, 4, dtype=torch.float64).cumsum(3)
+        found.append((y, *gradients, second, layer.convolve(inner, None, adjoint=True)))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_remembered_matrices_are_those_of_the_weight() -> None:
+    layer, x = TaylorSOCConv2d(4, 4, 3).eval(), torch.randn(64, 4, 6, 6)
+    with torch.no_grad():
+        first = layer(x)
+        torch.testing.assert_close(layer(x), first, atol=0, rtol=0)
+        layer.weight.mul_(-1)
+        layer.terms = 3
+        torch.testing.assert_close(layer(x), layer.train()(x))
+    torch.testing.assert_close(layer.eval()(x), layer.train()(x))
+    assert (layer(x) - first).abs().max() > 0.01, "the negative control: another weight"
+
+
+def test_large_batches_go_by_frequencies() -> None:
+    layer = TaylorSOCConv2d(64, 64, 3)
+    kernel = layer.cached_operator()
+    assert layer._go_by_frequencies(torch.empty(256, 64, 16, 16), kernel)
+    assert not layer._go_by_frequencies(torch.empty(1, 64, 16, 16), kernel)
+
+
 def test_the_series_can_be_trained_from_the_identity() -> None:
     layer, x = TaylorSOCConv2d(4, 4, 3, identity=True, dtype=torch.float64), torch.randn(2, 4, 6, 6).double()
     for _ in range(3):

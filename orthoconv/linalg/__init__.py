@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from orthoconv.linalg.cayley_transform import cayley, cayley_linear, cayley_preimage, is_large, pivot_signs
-from orthoconv.linalg.exponential import skew_exponential
+from orthoconv.linalg.exponential import exponential_terms, skew_exponential
 from orthoconv.linalg.nearest import bjorck, bjorck_linear, polar, polar_linear
 from orthoconv.linalg.norms import (
     frobenius_norm,
@@ -35,6 +35,7 @@ __all__ = [
     "cayley",
     "cayley_linear",
     "cayley_preimage",
+    "exponential_terms",
     "frobenius_norm",
     "gram",
     "gram_factor",

@@ -1,9 +1,10 @@
 """Exponentials of skew matrices."""
 
-__all__ = ["skew_exponential"]
+__all__ = ["exponential_terms", "skew_exponential"]
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -40,6 +41,35 @@ def skew_exponential(W: Tensor) -> Tensor:
         norm = torch.linalg.matrix_norm(W.detach(), keepdim=True)
         W = W * (2 ** (_HALVINGS - 1) / norm).clamp_max(1)
     return with_gradient((W,), _skew_exponential, _skew_exponential_forward, _skew_exponential_gradients)
+
+
+def exponential_terms(A: Tensor, terms: int) -> Tensor:
+    r"""Taylor's polynomial of the exponential, :math:`\sum_{k=0}^m A^k / k!`, by about 2 sqrt(m) products.
+
+    The powers up to s, near sqrt(m), make polynomials of degree s - 1, the coefficients of one in A^s (Paterson and
+    Stockmeyer, 1973).
+
+    Arguments:
+        A: Real or complex matrices, of shape (..., n, n).
+        terms: Degree m, at least 1.
+
+    >>> exponential_terms(torch.ones(1, 1), 2)
+    tensor([[2.5000]])
+    """
+    s = round(math.sqrt(terms))
+    powers = list(accumulate([A] * s, torch.matmul))  # A, ..., A^s
+    I = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)  # noqa: E741
+
+    def part(first: int, last: int) -> Tensor:
+        """A^k / k! for k from first to last, divided by A^first."""
+        scaled = (B / math.factorial(k) for k, B in zip(range(first + 1, last + 1), powers, strict=False))
+        return sum(scaled, I / math.factorial(first))
+
+    firsts = range(0, terms, s)
+    X = part(firsts[-1], terms)
+    for first in reversed(firsts[:-1]):
+        X = part(first, first + s - 1) + X @ powers[-1]
+    return X
 
 
 def _skew_exponential(W: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthoconv.linalg import norm_bound, skew_exponential
+from orthoconv.convolutions import convolve
+from orthoconv.linalg import exponential_terms, norm_bound, skew_exponential
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.kernel import KernelConv2d, circular_conv2d, kernel_units
@@ -21,8 +22,10 @@ from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
 from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.sequences import SequenceConv1d
-from orthoconv.nn.spectral import UnscaledConv2d
+from orthoconv.nn.spectral import UnscaledConv2d, matrices_on
 from orthoconv.nn.volumes import VolumeConv3d
+from orthoconv.planes import Plane, plane
+from orthoconv.tracing import is_concrete, is_eager
 
 
 class SOCConv2d(UnscaledConv2d):
@@ -118,9 +121,11 @@ class TaylorSOCConv2d(KernelConv2d):
 
     .. math:: \Big(1 + \frac{1}{(m+1)!}\Big)^{-1} \sum_{k=0}^m \frac{A^k}{k!}, \qquad A = \frac{W - W^*}{2 \max(s, 1)}
 
-    This is the published form: each term is one more convolution with a small kernel, and nothing is transformed. The
-    number s is an upper bound of the norm of (W - W*) / 2 on images of any size: sqrt(kh kw) times the least norm of
-    four matrices made of the kernel (Singla and Feizi, Fantastic Four, 2021), each bounded from above
+    This is the published form: each term is one more convolution with a small kernel. Where that takes more operations
+    than a Fourier transform, as for all but small batches, the same polynomial of A is formed at each frequency.
+
+    The number s is an upper bound of the norm of (W - W*) / 2 on images of any size: sqrt(kh kw) times the least norm
+    of four matrices made of the kernel (Singla and Feizi, Fantastic Four, 2021), each bounded from above
     (`linalg.norm_bound`). Hence \|A\| <= 1, the sum has norm at most 1 + 1 / (m+1)!, and the layer at most 1. Public
     code takes s from a power iteration, which is a lower bound, and leaves out the rest of the series.
 
@@ -168,6 +173,10 @@ class TaylorSOCConv2d(KernelConv2d):
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         kernel = self.cached_operator()
+        if self._go_by_frequencies(x, kernel):
+            p = plane(self.geometry.size_of(x.shape), x.dtype, x.device)
+            D = self._matrices_on(p, kernel)
+            return convolve(p, x, D.mH if adjoint else D, bias)
         kernel = -kernel if adjoint else kernel
         o, i = self.kernel_shape[0] // self.groups, self.kernel_shape[1]
         x = F.pad(x.unflatten(1, (self.groups, -1)), (0, 0, 0, 0, 0, kernel.shape[1] - (o if adjoint else i)))
@@ -178,6 +187,21 @@ class TaylorSOCConv2d(KernelConv2d):
             y = y + term
         y = y.unflatten(1, (self.groups, -1))[:, :, : i if adjoint else o].flatten(1, 2) / self._largest
         return y if bias is None else y + bias[:, None, None]
+
+    def _matrices_on(self, p: Plane, kernel: Tensor) -> Tensor:
+        """Matrices of the layer on a plane, remembered where no weight needs its gradient."""
+
+        def compute(*sources: Tensor) -> Tensor:
+            return self._series(matrices_on(p, kernel.detach(), self.dilation, self.groups))
+
+        if self.remembers and not kernel.requires_grad and is_concrete(*self.sources()):
+            return self.remembered(("series", *p.size), self.sources(), compute)
+        return self._series(matrices_on(p, kernel, self.dilation, self.groups))
+
+    def _go_by_frequencies(self, x: Tensor, kernel: Tensor) -> bool:
+        """Whether products at half of the frequencies, of complex numbers, take less than `terms` convolutions."""
+        b, taps = len(x), kernel[0, 0].numel()
+        return is_eager(x, kernel) and self.terms * taps * b > 4 * (b + self.terms * kernel.shape[1])
 
     def one_tap(self, size: Pair) -> Tensor:
         A = self.cached_operator()[:, :, 0, 0].unflatten(0, (self.groups, -1))
@@ -201,10 +225,7 @@ class TaylorSOCConv2d(KernelConv2d):
 
     def _series(self, A: Tensor) -> Tensor:
         """Sum of the series for A (..., c, c), cut to the layer's channels."""
-        I = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)  # noqa: E741
-        X = I.expand_as(A)
-        for k in range(self.terms, 0, -1):
-            X = I + A @ X / k
+        X = exponential_terms(A, self.terms)
         return X[..., : self.kernel_shape[0] // self.groups, : self.kernel_shape[1]] / self._largest
 
     def extra_repr(self) -> str:

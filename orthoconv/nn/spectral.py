@@ -1,6 +1,6 @@
 """Convolutions that are made orthogonal in the Fourier domain, whatever makes each matrix orthogonal."""
 
-__all__ = ["SpectralConv2d", "UnscaledConv2d", "Way"]
+__all__ = ["SpectralConv2d", "UnscaledConv2d", "Way", "matrices_on"]
 
 import math
 from abc import abstractmethod
@@ -58,10 +58,7 @@ class UnscaledConv2d(BaseConv2d):
 
     def spectral_weight(self, kernel: Tensor, size: Pair) -> Tensor:
         """Matrices (f, g, o, i) of the kernel, on the plane of images of that size."""
-        _, i, *k = kernel.shape
-        taps = kernel.movedim((0, 1), (-2, -1)).reshape(math.prod(k), self.groups, -1, i)
-        offsets = (fourier.offsets(n, d) for n, d in zip(k, self.dilation, strict=True))
-        return self.plane_of(size, kernel).matrices(taps, *offsets)
+        return matrices_on(self.plane_of(size, kernel), kernel, self.dilation, self.groups)
 
     def plane_of(self, size: Pair, like: Tensor) -> Plane:
         """The Fourier plane of images of that size."""
@@ -139,6 +136,19 @@ class UnscaledConv2d(BaseConv2d):
     def exported_inner(self, size: Pair) -> nn.Module:
         D = self.spectrum(size)
         return PlainSpectrum(D.mH if self.transposed else D, self.geometry.inner_size(size))
+
+
+def matrices_on(p: Plane, kernel: Tensor, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
+    """Matrices (f, g, o, i) of a kernel (g o, i, kh, kw) on a plane.
+
+    >>> from orthoconv.planes import plane
+    >>> matrices_on(plane((4, 4), torch.float32, torch.device("cpu")), torch.ones(2, 3, 1, 1)).shape
+    torch.Size([10, 1, 2, 3])
+    """
+    _, i, *k = kernel.shape
+    taps = kernel.movedim((0, 1), (-2, -1)).reshape(math.prod(k), groups, -1, i)
+    offsets = (fourier.offsets(n, d) for n, d in zip(k, dilation, strict=True))
+    return p.matrices(taps, *offsets)
 
 
 class SpectralConv2d(WeightNormed, UnscaledConv2d):
