@@ -62,8 +62,8 @@ def exponential_terms(A: Tensor, terms: int) -> Tensor:
 
     def part(first: int, last: int) -> Tensor:
         """A^k / k! for k from first to last, divided by A^first."""
-        scaled = (B / math.factorial(k) for k, B in zip(range(first + 1, last + 1), powers, strict=False))
-        return sum(scaled, I / math.factorial(first))
+        scaled = (B * (1 / math.factorial(k)) for k, B in zip(range(first + 1, last + 1), powers, strict=False))
+        return sum(scaled, I * (1 / math.factorial(first)))
 
     firsts = range(0, terms, s)
     X = part(firsts[-1], terms)

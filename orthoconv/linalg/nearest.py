@@ -15,10 +15,10 @@ from torch import Tensor
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.linalg.norms import DOUBLE, lower_gram, norm_bound
-from orthoconv.tracing import is_eager
+from orthoconv.tracing import full_precision, is_eager
 
 _CONDITION = 1e4  # of matrices whose eigenvalues in float64 are accurate enough for float32
-_CONDITION_UNFORMED = 300.0  # up to which W P, never formed, is orthogonal to 1e-5 in float32
+_CONDITION_UNFORMED = 100.0  # up to which products with W and P are those with W P to 3e-5 in float32
 _EIGEN = 128  # order of matrices from which eigenvalues are faster than iterations
 _SMALLEST = 1e-4  # singular value, relative to the largest, that one round of `polar` brings to 1
 _SMALLEST_OF_TALL = 0.05  # the same for the first round on tall matrices, which are seldom ill-conditioned
@@ -56,10 +56,11 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
 
 
 def bjorck_linear(x: Tensor, W: Tensor, iterations: int = 20) -> Tensor:
-    """x Q* for Q = bjorck(W, iterations), without forming Q where that takes longer.
+    """Multiply rows by Q* for Q = bjorck(W, iterations), without forming Q where that is faster.
 
-    Q is W P for a smaller matrix P, and for few rows x, x W* P takes less than W P. This product is as accurate while W
-    is well-conditioned; where it is not, Q is formed.
+    A tall W has Q = W P, and a wide one Q = P W, with a small symmetric matrix P. For few rows, multiplying by W and by
+    P takes fewer operations than forming Q. P makes rounding errors larger where W is ill-conditioned. There, Q is
+    formed.
 
     Arguments:
         x: Rows, of shape (..., n).
@@ -152,17 +153,21 @@ def _linear(
     iterate: Callable[[Tensor], Tensor],
     by_steps: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """x Q* for the matrix Q nearest to W: for tall V, `_by_eigenvalues`, or `by_steps` where those do not serve."""
-    wide = W.shape[0] <= W.shape[1]
+    """Multiply rows by Q* for the orthogonal matrix Q nearest to W, which is formed only if it must be.
+
+    Q goes by the eigenvalues of the smaller Gram matrix of W, or by steps where those are not accurate or not faster.
+    """
+    wide = W.shape[0] < W.shape[1]  # as in `bjorck` and `polar`: a singular W and its transpose are rounded otherwise
     V = W.mT if wide else W
-    if (spectrum := _eigenvalues_of_gram(V)) is None:
-        Q = by_steps(V)
-    elif x.numel() > W.shape[1] * len(V) or bool(spectrum[0][0] < spectrum[0][-1] / _CONDITION_UNFORMED**2):
-        Q = _by_eigenvalues(V, *spectrum, function, iterate)
-    else:
-        P = _root_by_eigenvalues(V, *spectrum, function, iterate)
-        return torch.matmul(x @ W.T if wide else x @ P, P if wide else W.T)
-    return torch.matmul(x, Q if wide else Q.T)
+    with full_precision(x):
+        if (spectrum := _eigenvalues_of_gram(V)) is None:
+            Q = by_steps(V)
+        elif x.numel() > W.shape[1] * len(V) or bool(spectrum[0][0] < spectrum[0][-1] / _CONDITION_UNFORMED**2):
+            Q = _by_eigenvalues(V, *spectrum, function, iterate)
+        else:
+            P = _root_by_eigenvalues(V, *spectrum, function, iterate)
+            return torch.matmul(x @ W.T if wide else x @ P, P if wide else W.T)
+        return torch.matmul(x, Q if wide else Q.T)
 
 
 def _root_by_eigenvalues(
@@ -254,7 +259,7 @@ def polar(W: Tensor) -> Tensor:
 
 
 def polar_linear(x: Tensor, W: Tensor) -> Tensor:
-    """x Q* for Q = polar(W), without forming Q where that takes longer; see `bjorck_linear`.
+    """Multiply rows by Q* for Q = polar(W), without forming Q where that is faster; see `bjorck_linear`.
 
     Arguments:
         x: Rows, of shape (..., n).

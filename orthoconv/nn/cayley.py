@@ -300,7 +300,7 @@ class CayleyLinear(WeightNormed, BaseLinear):
         """Whether `cayley_linear` gives the same product as the matrix, as accurately, and the matrix is not kept."""
         excess = self.in_features - self.out_features
         accurate = excess == 0 or excess >= self.out_features  # see `cayley_linear`
-        own = type(self).operator is CayleyLinear.operator and type(self).sources is CayleyLinear.sources
+        own = self.has_matrix_of(CayleyLinear)
         return accurate and own and not is_large(self.g) and not self.remembers and is_eager(x, *self.sources())
 
 

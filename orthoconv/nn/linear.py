@@ -158,12 +158,19 @@ class BaseLinear(Reparametrized):
             product: Function of rows and of `weight` that gives the same as the matrix.
             of: Class whose matrix that is; a subclass with another matrix multiplies by its own.
         """
-        own = type(self).operator is of.operator and type(self).sources is of.sources
-        if self.remembers or not own:
+        if self.remembers or not self.has_matrix_of(of):
             return BaseLinear.apply_matrix(self, x)
         self.check()
         y = product(x, self.weight)
         return y if self.bias is None else y + self.bias
+
+    def has_matrix_of(self, kind: type["BaseLinear"]) -> bool:
+        """Whether `operator` and `sources` are those of a class, and neither a subclass nor this layer has its own.
+
+        Arguments:
+            kind: The class.
+        """
+        return all(getattr(getattr(self, f), "__func__", None) is getattr(kind, f) for f in ("operator", "sources"))
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

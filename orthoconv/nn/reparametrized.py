@@ -114,14 +114,22 @@ class Reparametrized(Layer):
         If you edit it in place, the layer computes another one. Clone it first if you edit it by NumPy or `.data`,
         which torch does not count as edits.
         """
-        sources = self.sources()
         size = size if self.depends_on_size else (1, 1)
-        compute = partial(self._compute, size)
+        return self.cached(size, partial(self._compute, size))
+
+    def cached(self, key: Hashable, compute: Callable[..., Tensor]) -> Tensor:
+        """Return `compute` of the sources, from memory where that is allowed; its gradient is that of the sources.
+
+        Arguments:
+            key: What tells it from the other tensors that the layer remembers.
+            compute: Differentiable function of the sources.
+        """
+        sources = self.sources()
         if not self.remembers or not is_concrete(*sources):
             self.check()
             return compute(*sources)
         check_precision(type(self).__name__, sources[0].dtype)
-        value = self.remembered(size, sources, compute)
+        value = self.remembered(key, sources, compute)
         if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
             return with_gradient(  # torch would not count the edits of a view, but those of a copy harm nobody
                 sources, compute, lambda *_: (value.clone(), ()), lambda *a: gradients_of(compute, *a[:3])

@@ -6,6 +6,7 @@ Singla and Feizi, Skew Orthogonal Convolutions, ICML 2021.
 __all__ = ["ExpLinear", "SOCConv1d", "SOCConv2d", "SOCConv3d", "SOCConvTranspose2d", "TaylorSOCConv2d"]
 
 import math
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.convolutions import convolve
-from orthoconv.linalg import exponential_terms, norm_bound, skew_exponential
+from orthoconv.linalg import exponential_terms, frobenius_norm, norm_bound, skew_exponential
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.kernel import KernelConv2d, circular_conv2d, kernel_units
@@ -25,7 +26,7 @@ from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import UnscaledConv2d, matrices_on
 from orthoconv.nn.volumes import VolumeConv3d
 from orthoconv.planes import Plane, plane
-from orthoconv.tracing import is_concrete, is_eager
+from orthoconv.tracing import is_eager
 
 
 class SOCConv2d(UnscaledConv2d):
@@ -121,8 +122,9 @@ class TaylorSOCConv2d(KernelConv2d):
 
     .. math:: \Big(1 + \frac{1}{(m+1)!}\Big)^{-1} \sum_{k=0}^m \frac{A^k}{k!}, \qquad A = \frac{W - W^*}{2 \max(s, 1)}
 
-    This is the published form: each term is one more convolution with a small kernel. Where that takes more operations
-    than a Fourier transform, as for all but small batches, the same polynomial of A is formed at each frequency.
+    This is the published form: each term is one more convolution with a small kernel. For batches of half as many
+    images as channels or more, that takes more operations than forming the same polynomial of A at each frequency. The
+    layer then does the latter.
 
     The number s is an upper bound of the norm of (W - W*) / 2 on images of any size: sqrt(kh kw) times the least norm
     of four matrices made of the kernel (Singla and Feizi, Fantastic Four, 2021), each bounded from above
@@ -133,7 +135,7 @@ class TaylorSOCConv2d(KernelConv2d):
 
     Arguments are those of `BaseConv2d`, and
 
-        terms: Number m of convolutions, at least 1.
+        terms: Degree m of the polynomial, at least 1.
         identity: Whether the weight starts as zero and the layer as the identity; otherwise it is random.
 
     Attributes: `weight`, the kernel of W, (groups c, c, kh, kw) with c as in `SOCConv2d`; `bias`.
@@ -172,11 +174,11 @@ class TaylorSOCConv2d(KernelConv2d):
         return torch.cat([part / _scale_of_any_size(part) for part in K])
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        kernel = self.cached_operator()
-        if self._go_by_frequencies(x, kernel):
+        if self._go_by_frequencies(x):
             p = plane(self.geometry.size_of(x.shape), x.dtype, x.device)
-            D = self._matrices_on(p, kernel)
+            D = self.cached(("series", *p.size), partial(self._matrices_on, p))
             return convolve(p, x, D.mH if adjoint else D, bias)
+        kernel = self.cached_operator()
         kernel = -kernel if adjoint else kernel
         o, i = self.kernel_shape[0] // self.groups, self.kernel_shape[1]
         x = F.pad(x.unflatten(1, (self.groups, -1)), (0, 0, 0, 0, 0, kernel.shape[1] - (o if adjoint else i)))
@@ -188,20 +190,17 @@ class TaylorSOCConv2d(KernelConv2d):
         y = y.unflatten(1, (self.groups, -1))[:, :, : i if adjoint else o].flatten(1, 2) / self._largest
         return y if bias is None else y + bias[:, None, None]
 
-    def _matrices_on(self, p: Plane, kernel: Tensor) -> Tensor:
-        """Matrices of the layer on a plane, remembered where no weight needs its gradient."""
+    def _matrices_on(self, p: Plane, *sources: Tensor) -> Tensor:
+        """Matrices (f, g, o, i) of the layer on a plane."""
+        return self._series(matrices_on(p, self._compute((1, 1), *sources), self.dilation, self.groups))
 
-        def compute(*sources: Tensor) -> Tensor:
-            return self._series(matrices_on(p, kernel.detach(), self.dilation, self.groups))
+    def _go_by_frequencies(self, x: Tensor) -> bool:
+        """Whether forming the matrices and applying them takes fewer operations than `terms` convolutions.
 
-        if self.remembers and not kernel.requires_grad and is_concrete(*self.sources()):
-            return self.remembered(("series", *p.size), self.sources(), compute)
-        return self._series(matrices_on(p, kernel, self.dilation, self.groups))
-
-    def _go_by_frequencies(self, x: Tensor, kernel: Tensor) -> bool:
-        """Whether products at half of the frequencies, of complex numbers, take less than `terms` convolutions."""
-        b, taps = len(x), kernel[0, 0].numel()
-        return is_eager(x, kernel) and self.terms * taps * b > 4 * (b + self.terms * kernel.shape[1])
+        Products are complex, and at half of the frequencies.
+        """
+        b, c, taps = len(x), self.weight.shape[1], math.prod(k | 1 for k in self.weight.shape[2:])
+        return is_eager(x, *self.sources()) and self.terms * taps * b > 4 * (b + self.terms * c)
 
     def one_tap(self, size: Pair) -> Tensor:
         A = self.cached_operator()[:, :, 0, 0].unflatten(0, (self.groups, -1))
@@ -211,8 +210,13 @@ class TaylorSOCConv2d(KernelConv2d):
         return self._series(super().spectrum(size, double=double))
 
     def inner_units(self, size: Pair) -> float:
+        """Return the larger of two: by the series at each frequency, and by convolutions."""
+        kernel = self.cached_operator()
+        c, norm = kernel.shape[1], math.sqrt(kernel[0, 0].numel()) * frobenius_norm(kernel)  # of A at any frequency
         largest = math.sqrt(min(self.kernel_shape[:2])) + 1  # Frobenius norm of matrices whose norm is at most 1
-        return max(self.spectral_units(size, largest), self.terms + math.e * kernel_units(self.cached_operator()))
+        # A^k / k! has k - 1 products, whose errors add up to 1 in all; products with I in a sum add `norm` at most.
+        series = math.sqrt(2) * (c + 2) * norm * (norm + 1) + (self.terms + 2) * (math.sqrt(c) + 2 * norm)
+        return max(self.spectral_units(size, largest) + series, self.terms + math.e * kernel_units(kernel))
 
     def exported_inner(self, size: Pair) -> nn.Module:
         D = self.spectrum(size)
