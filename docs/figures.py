@@ -62,7 +62,8 @@ def _record(name: str, digest: str, key: str) -> float:
 def _cell(part: str, experiment: str, budget: str, label: str, column: str) -> float:
     table = _table(experiment, budget)
     (row,) = (row for row in table.rows if row.label.replace(" ", "_") == label)
-    cell = table.cells[row.key, column.replace("_", " ")]
+    (name,) = {name for _, name in table.cells if name.replace(" ", "_") == column}  # which may have a `_` of its own
+    cell = table.cells[row.key, name]
     if part == "deviation":
         return statistics.stdev(cell.ours)
     return statistics.fmean(cell.ours) if part == "cell" else cell.paper[0]
