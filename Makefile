@@ -27,7 +27,7 @@ demo: .venv/.installed ## train, certify and attack on digits, and write a page 
 docs: .venv/.docs ## the documentation, into site/: open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-test: .venv/.installed ## the quick suite, three to four minutes on two cores
+test: .venv/.installed ## the quick suite, about two minutes on two idle cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/.docs ## the longer tests, and a build of the documentation
