@@ -33,7 +33,7 @@ test: .venv/.installed ## the quick suite, about two minutes on two idle cores
 test-slow: .venv/.docs ## the longer tests, and a build of the documentation
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
-test-long: .venv/.installed ## an hour of faults, fuzzing and compilation: the figures of docs/reliability.md
+test-long: .venv/.installed ## three hours of faults, fuzzing, compilation and attacks: the figures of docs/reliability.md
 	$(BIN)/python -m pytest -s -m long
 
 records: .venv/.installed ## run what is missing in the tables, at the lowest priority; stop and start it at any time
