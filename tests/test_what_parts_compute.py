@@ -51,6 +51,21 @@ def test_householder_sorts_at_the_start_and_reflects_later() -> None:
     torch.testing.assert_close(layer(x).norm(), x.norm())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_maxmin_is_moved_bit_by_bit(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    """As torch.where moves it: to where the value came from, the first channel at ties; also numbers such as NaN."""
+    x = torch.randint(-2, 3, (3, 4, 5, 6)).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    grad = torch.randn(3, 4, 5, 6).to(dtype).contiguous(memory_format=layout)
+    grad[0, :, 0, :5] = torch.tensor([math.nan, math.inf, -math.inf, -0.0, torch.finfo(dtype).tiny])
+    (found,) = torch.autograd.grad(MaxMin()(x), x, grad)
+    (a, b), (larger, smaller) = x.detach().chunk(2, 1), grad.chunk(2, 1)
+    expected = torch.cat((larger.where(a >= b, smaller), smaller.where(a >= b, larger)), 1)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    assert torch.equal(found.view(bits), expected.view(bits))
+    assert not torch.equal(found.view(bits), grad.view(bits))
+
+
 def test_n_activation_has_three_slopes() -> None:
     layer = NActivation(1).double()
     layer.corners.data.copy_(torch.tensor([[2.0], [-1.0]]))  # in either order

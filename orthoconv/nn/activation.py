@@ -8,10 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.nn.arguments import channel_axis, positive_int
 from orthoconv.nn.layer import Permutation
 from orthoconv.nn.plain import PlainMaxMin
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of as many bytes as a floating-point number
 
 
 class GroupSort(Permutation):
@@ -107,19 +110,25 @@ def _forward(dim: int, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 def _backward(dim: int, grad: Tensor, needed: Sequence[bool], inputs: object, kept: tuple[Tensor, ...]) -> Tensors:
     """Send the gradient to where the value came from, ties included."""
     (first,) = kept
-    if torch.is_grad_enabled():
-        return (_swap(grad, first, dim),)
-    g, (larger, smaller) = torch.empty_like(grad), grad.chunk(2, dim)
-    a, b = g.chunk(2, dim)
-    torch.where(first, larger, smaller, out=a)
-    torch.where(first, smaller, larger, out=b)
-    return (g,)
+    fast = budget.has_cache(grad.device) and not torch.is_grad_enabled()
+    return (_swap_bits(grad, first, dim) if fast else _swap(grad, first, dim),)
 
 
 def _swap(x: Tensor, first: Tensor, dim: int) -> Tensor:
     """Exchange the two halves of `x` where `first` is false."""
     a, b = x.chunk(2, dim)
     return torch.cat((torch.where(first, a, b), torch.where(first, b, a)), dim)
+
+
+def _swap_bits(x: Tensor, first: Tensor, dim: int) -> Tensor:
+    """`_swap` by bitwise operations: torch.where takes five times as long on a CPU, as it branches at each entry."""
+    y, bits = torch.empty_like(x), _BITS[x.element_size()]
+    (a, b), (c, d) = x.view(bits).chunk(2, dim), y.view(bits).chunk(2, dim)
+    torch.bitwise_xor(a, b, out=c)
+    c.bitwise_and_(first.to(bits).neg_())  # a ^ b where `first`, 0 elsewhere
+    torch.bitwise_xor(a, c, out=d)
+    c.bitwise_xor_(b)
+    return y
 
 
 def _split(x: Tensor, dim: int, size: int, name: str) -> Tensor:
