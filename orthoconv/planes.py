@@ -30,6 +30,7 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.products import product
 from orthoconv.tracing import is_concrete, tensor_cache
 
 Pair = tuple[int, int]
@@ -142,10 +143,10 @@ class MatrixPlane(RealPlane):
         self.F_inverse = (self.scale[:, None] * F).flatten(0, 1).to(device, dtype)
 
     def transform(self, x: Tensor) -> Tensor:
-        return (self.F @ x.reshape(-1, x.shape[2] * x.shape[3]).mT).view(2, len(self), *x.shape[:2])
+        return product(self.F, x.reshape(-1, x.shape[2] * x.shape[3]).mT).view(2, len(self), *x.shape[:2])
 
     def invert(self, X: Tensor) -> Tensor:
-        return (X.flatten(2).flatten(0, 1).mT @ self.F_inverse).view(*X.shape[2:], *self.size)
+        return product(X.flatten(2).flatten(0, 1).mT, self.F_inverse).view(*X.shape[2:], *self.size)
 
 
 class AxesPlane(RealPlane):
@@ -212,12 +213,12 @@ class AxesPlane(RealPlane):
         """Coefficients (2 h, w', n) of images (h, w, n)."""
         h, _, n = x.shape
         Z = torch.bmm(columns.expand(h, -1, -1), x)  # (h, 2 w', n)
-        return (self.rows @ Z.view(2 * h, -1)).view(2 * h, -1, n)
+        return product(self.rows, Z.view(2 * h, -1)).view(2 * h, -1, n)
 
     def _images(self, X: Tensor, columns: Tensor) -> Tensor:
         """Images (h, w, n) of coefficients (2 h, w', n); not contiguous."""
         h = self.size[0]
-        Z = (self.rows.mT @ X.reshape(2 * h, -1)).view(h, -1, X.shape[2])  # (h, 2 w', n)
+        Z = product(self.rows.mT, X.reshape(2 * h, -1)).view(h, -1, X.shape[2])  # (h, 2 w', n)
         return torch.bmm(Z.mT, columns.expand(h, -1, -1)).mT
 
 

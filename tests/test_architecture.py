@@ -17,7 +17,7 @@ PACKAGE = Path(orthoconv.__file__).parent
 TIERS = [
     {"allocator", "budget", "files", "margins", "modules", "testing", "tracing"},
     {"autograd", "data", "devices", "weights"},
-    {"elimination"},
+    {"elimination", "products"},
     {"linalg", "planes"},
     {"convolutions"},
     {"fourier"},

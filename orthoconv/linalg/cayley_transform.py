@@ -11,6 +11,7 @@ from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.elimination import inverse, lu_factor
 from orthoconv.linalg.norms import DOUBLE, lower_gram, positive_norm, weight_norm_gradients, weight_scale
+from orthoconv.products import dense, product
 from orthoconv.tracing import is_concrete
 
 
@@ -134,11 +135,11 @@ def _cayley_linear_formed(x: Tensor, V: Tensor, g: Tensor) -> Tensor:
 
 def _cayley_linear(x: Tensor, V: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     m, norm = len(V), positive_norm(V)
-    s, xU, (U, rest) = g / norm, x[:, :m], (V[:, :m], V[:, m:])
+    s, xU, (U, rest) = g / norm, x[:, :m], (V[:, :m], dense(V[:, m:]))
     M, T = s * (U - U.mT), xU
     if rest.numel():
         M += s**2 * lower_gram(rest)
-        T = xU - s * (x[:, m:] @ rest.mT)
+        T = xU - s * product(x[:, m:], rest.mT)
     M.diagonal().add_(1)
     LU, pivots = lu_factor(M.mul_(0.5))  # for 256 rows of 512, solving takes less than an inverse and two products
     z: Tensor = torch.linalg.lu_solve(LU, pivots, T.mT).mT
@@ -150,17 +151,17 @@ def _cayley_linear_gradients(
 ) -> Tensors:
     (x, V, g), (z, norm, LU, pivots) = inputs, kept
     m, s = len(V), g / norm
-    rest = V[:, m:]
+    rest = dense(V[:, m:])
     v = torch.linalg.lu_solve(LU, pivots, grad.mT, adjoint=True).mT
     gx = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.sub(v, grad, out=gx[:, :m])
-    torch.mm(v, rest, out=gx[:, m:]).mul_(-s)
-    vz, gW = v.mT @ z, torch.empty_like(V, memory_format=torch.contiguous_format)
+    torch.mul(product(v, rest), -s, out=gx[:, m:])
+    vz, gW = product(v.mT, z), torch.empty_like(V, memory_format=torch.contiguous_format)
     torch.sub(vz.mT, vz, out=gW[:, :m]).mul_(0.5)
     if 2 * len(x) < m:  # the gradient of M has low rank
-        right = torch.cat((torch.addmm(x[:, m:], z, rest.mul(0.5 * s)), gx[:, m:].mul(-0.5)))
-        torch.mm(-torch.cat((v, z)).mT, right, out=gW[:, m:])
+        right = torch.cat((x[:, m:] + product(z, rest).mul_(0.5 * s), gx[:, m:].mul(-0.5)))
+        torch.neg(product(torch.cat((v, z)).mT, right), out=gW[:, m:])
     elif rest.numel():
-        torch.mm(v.mT, x[:, m:], out=gW[:, m:])
-        gW[:, m:].addmm_((vz + vz.mT).mul_(0.5 * s), rest, beta=-1, alpha=-1)
+        gW[:, m:] = product(v.mT, x[:, m:])
+        gW[:, m:].add_(product((vz + vz.mT).mul_(0.5 * s), rest)).neg_()
     return gx, *weight_norm_gradients(gW, V, g, norm)

@@ -15,6 +15,7 @@ from torch import Tensor
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.linalg.norms import DOUBLE, lower_gram, norm_bound
+from orthoconv.products import product
 from orthoconv.tracing import full_precision, is_eager
 
 _CONDITION = 1e4  # of matrices whose eigenvalues in float64 are accurate enough for float32
@@ -141,7 +142,7 @@ def _by_eigenvalues(
         grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, Tensor]
     ) -> Tensors:
         (W,), (P, slopes) = inputs, kept
-        return (grad @ P + W @ _gradient_of_gram(W.mH @ grad, U, slopes),)
+        return (product(grad, P) + product(W, _gradient_of_gram(product(W.mH, grad), U, slopes)),)
 
     return with_gradient((W,), ordinary, forward, backward)
 
@@ -166,8 +167,8 @@ def _linear(
             Q = _by_eigenvalues(V, *spectrum, function, iterate)
         else:
             P = _root_by_eigenvalues(V, *spectrum, function, iterate)
-            return torch.matmul(x @ W.T if wide else x @ P, P if wide else W.T)
-        return torch.matmul(x, Q if wide else Q.T)
+            return product(product(x, W.T), P) if wide else product(product(x, P), W.T)
+        return product(x, Q if wide else Q.T)
 
 
 def _root_by_eigenvalues(
@@ -192,7 +193,7 @@ def _root_by_eigenvalues(
 
     def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor]) -> Tensors:
         S = _gradient_of_gram(grad, U, kept[0])
-        return ((S @ inputs[0].mH).mH,)  # W S, laid out as W is: W is mostly the transpose of a weight
+        return (product(S, inputs[0].mH).mH,)  # W S, laid out as W is: W is mostly the transpose of a weight
 
     return with_gradient((W,), ordinary, forward, backward)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
+from orthoconv.products import dense, product
 
 DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _MOST_CONDITION = 50.0  # of Cholesky factors, for float32 to be enough
@@ -191,7 +192,7 @@ def gram(V: Tensor) -> Tensor:
     """
 
     def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
-        return ((grad + grad.mT) @ inputs[0],)
+        return (product(grad + grad.mT, inputs[0]),)
 
     return with_gradient((V,), lambda V: V @ V.mT, lambda V: (lower_gram(V), ()), backward)
 
@@ -208,9 +209,10 @@ def lower_gram(V: Tensor) -> Tensor:
     """
     m = V.shape[-2]
     if m < 256 or not budget.has_cache(V.device):
-        return V @ V.mH
+        return product(V, V.mH)
+    V = dense(V) if V.ndim == 2 else V
     upper, lower = V[..., : m // 2, :], V[..., m // 2 :, :]
-    below = lower @ upper.mH
+    below = product(lower, upper.mH)
     rows = (torch.cat((lower_gram(upper), below.mH), dim=-1), torch.cat((below, lower_gram(lower)), dim=-1))
     return torch.cat(rows, dim=-2)
 

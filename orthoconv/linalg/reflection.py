@@ -14,6 +14,7 @@ from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
 from orthoconv.elimination import cholesky
 from orthoconv.linalg.norms import DOUBLE
+from orthoconv.products import product
 
 
 def orthonormal(V: Tensor) -> Tensor:
@@ -70,15 +71,15 @@ def reflect(x: Tensor, V: Tensor, L: Tensor, features: int) -> Tensor:
         return resized(x, features) - 2 * torch.cholesky_solve(V[: x.shape[1]].mT @ x.mT, L).mT @ V[:features].mT
 
     def forward(x: Tensor, V: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        z = torch.cholesky_solve((x @ V[: x.shape[1]]).mT, L).mT
-        return torch.addmm(resized(x, features), z, V[:features].mT, alpha=-2), (z,)
+        z = torch.cholesky_solve(product(x, V[: x.shape[1]]).mT, L).mT
+        return torch.sub(resized(x, features), product(z, V[:features].mT), alpha=2), (z,)
 
     def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> Tensors:
         (x, V), (z,) = inputs, kept
-        u = torch.cholesky_solve((grad @ V[:features]).mT, L).mT
+        u = torch.cholesky_solve(product(grad, V[:features]).mT, L).mT
         residuals = torch.cat((resized(x, len(V)), resized(grad, len(V))))
-        residuals.addmm_(torch.cat((z, u)), V.mT, alpha=-1)
-        gV = (residuals.mT @ torch.cat((u, z))).mul_(-2)
+        residuals.sub_(product(torch.cat((z, u)), V.mT))
+        gV = product(residuals.mT, torch.cat((u, z))).mul_(-2)
         q = residuals[len(x) :]
         q[:, :features].mul_(2).sub_(grad)  # the gradient of x is grad - 2 V u, or 2 q - grad
         q[:, features:].mul_(2)

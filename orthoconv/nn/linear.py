@@ -16,6 +16,7 @@ from orthoconv.nn.identity import identity_
 from orthoconv.nn.origins import remade
 from orthoconv.nn.plain import owned
 from orthoconv.nn.reparametrized import Reparametrized
+from orthoconv.products import product
 from orthoconv.tracing import full_precision
 
 L = TypeVar("L", bound="BaseLinear")
@@ -148,7 +149,8 @@ class BaseLinear(Reparametrized):
 
     def apply_matrix(self, x: Tensor) -> Tensor:
         """Multiply by the matrix, and add the bias."""
-        return F.linear(x, self.cached_operator(), self.bias)
+        y = product(x, self.cached_operator().mT)
+        return y if self.bias is None else y + self.bias
 
     def apply_unformed(self, x: Tensor, product: Callable[[Tensor, Tensor], Tensor], of: type["BaseLinear"]) -> Tensor:
         """`apply_matrix` by a product that need not form the matrix, unless the matrix is remembered.

@@ -14,6 +14,7 @@ from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.arguments import check_dtype, positive_int
 from orthoconv.nn.plain import owned
 from orthoconv.nn.potential import Potential, block_units, half_of, lipschitz_constant
+from orthoconv.products import product
 from orthoconv.tracing import full_precision
 
 
@@ -98,9 +99,10 @@ class PotentialLinear(Potential):
 def _step(x: Tensor, U: Tensor, bias: Tensor | None, o: int) -> Tensor:
     """The block on vectors (..., i), by a matrix U (r, max(i, o))."""
     i = x.shape[-1]
-    h = F.relu(F.linear(x, U[:, :i], bias))
+    h = product(x, U[:, :i].mT)
+    h = F.relu(h if bias is None else h + bias)
     kept = x[..., :o] if o <= i else F.pad(x, (0, o - i))
-    return kept - F.linear(h, U[:, :o].mT)
+    return kept - product(h, U[:, :o])
 
 
 class _PlainStep(nn.Module):

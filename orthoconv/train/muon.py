@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orthoconv.products import product
+
 # a, b and c of X -> a X + b (X X*) X + c (X X*)^2 X, step by step. Together they bring each singular value between
 # 0.008 and 1 to one between 0.8 and 1.2.
 _STEPS = (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)
@@ -104,16 +106,16 @@ def polar_direction(M: Tensor) -> Tensor:
     if M.shape[0] > M.shape[1]:
         return polar_direction(M.T).T
     X = M / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny)  # whose squares neither vanish nor overflow
-    G = X @ X.T  # the steps are taken on G and on the polynomial P of it, which are smaller than X
-    H = G @ G
+    G = product(X, X.T)  # the steps are taken on G and on the polynomial P of it, which are smaller than X
+    H = product(G, G)
     largest = H.norm().clamp_min(torch.finfo(M.dtype).tiny).sqrt()  # of the eigenvalues of G, or above
     G, H, one = G / largest, H / largest**2, torch.eye(len(M), dtype=M.dtype, device=M.device)
     P = one
     for k, (a, b, c) in enumerate(_STEPS):
         Q = a * one + b * G + c * H
-        P = Q @ P if k else Q
+        P = product(Q, P) if k else Q
         if k + 1 < len(_STEPS):
-            G = Q @ G @ Q
-            H = G @ G
-    D: Tensor = P @ X / largest.sqrt()
+            G = product(product(Q, G), Q)
+            H = product(G, G)
+    D: Tensor = product(P, X) / largest.sqrt()
     return D
