@@ -187,12 +187,14 @@ def _root_by_eigenvalues(
         P: Tensor = torch.linalg.solve(fine.mH @ fine, fine.mH @ iterate(fine / norm))
         return P.to(W.dtype)
 
-    def forward(W: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    def forward(W: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         f, slopes = function(values / square)
-        return ((U * (f[..., None, :] / norm)) @ U.mH).to(W.dtype), (slopes / norm**3,)
+        return ((U * (f[..., None, :] / norm)) @ U.mH).to(W.dtype), (U.to(W.dtype), slopes.to(W.dtype))
 
-    def backward(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor]) -> Tensors:
-        S = _gradient_of_gram(grad, U, kept[0])
+    def backward(
+        grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, Tensor]
+    ) -> Tensors:
+        S = _gradient_of_gram(grad, *kept).mul_(float(norm) ** -3)
         return (product(S, inputs[0].mH).mH,)  # W S, laid out as W is: W is mostly the transpose of a weight
 
     return with_gradient((W,), ordinary, forward, backward)
@@ -203,8 +205,8 @@ def _gradient_of_gram(grad: Tensor, U: Tensor, slopes: Tensor) -> Tensor:
 
     Daleckii and Krein: in the basis U, the gradient is multiplied by the slopes of the function between eigenvalues.
     """
-    S = U.mH @ grad.to(U.dtype) @ U * slopes
-    S = U @ (S + S.mH) @ U.mH
+    S = product(product(U.mH, grad.to(U.dtype)), U) * slopes
+    S = product(product(U, S + S.mH), U.mH)
     return S.to(grad.dtype)
 
 
