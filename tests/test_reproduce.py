@@ -187,7 +187,11 @@ def test_methods_in_small(here, capsys) -> None:
     line = next(line for line in markdown(table).splitlines() if line.startswith("| KWLarge aol |"))
     assert line.startswith(f"| KWLarge aol | {figures['clean']:.2f} | ")
     assert "missing" not in line
+    assert "none" not in line
     assert markdown(table).count("missing") == (len(table.columns) - 1) * len(table.rows)
+    block = {**made, "metrics": {k: v for k, v in record["metrics"].items() if k != "smallest"}}
+    (line,) = (line for line in markdown(make_table(experiment, "smoke", [block])).splitlines() if "aol" in line[:13])
+    assert line.count("none") == 1
     (here / "methods.jsonl").write_text(json.dumps({**made, "hash": case.hash}) + "\n")
     page = write_pages(experiment, here, smoke=True).read_text()
     assert page.count("<svg") == 1
@@ -298,6 +302,7 @@ def test_bad_files(here) -> None:
 
 def test_cells() -> None:
     assert Cell([], [1.0]).our_text(2) == "missing"
+    assert Cell([], [1.0], made=True).our_text(2) == "none"
     assert Cell([1.0], []).our_text(2) == "1.00"
     assert Cell([1.0, 3.0], []).our_text(1) == "2.0 ± 1.4 (n = 2)"
     assert Cell([], [75.33, 0.41]).paper_text(2) == "75.33 ± 0.41"

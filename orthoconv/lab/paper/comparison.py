@@ -2,6 +2,8 @@
 
 __all__ = ["measure_method"]
 
+import statistics
+
 import torch
 from torch import Tensor, nn
 
@@ -77,9 +79,12 @@ def _largest_ratio(model: nn.Module, x: Tensor, y: Tensor, radius: Tensor) -> fl
 
 
 def _cost(run: Run, x: Tensor, rounds: int) -> dict[str, float]:
-    """Time training steps on a batch in turns with those of the plain network, and find their memory."""
+    """Time training steps on a batch in turns with those of the plain network, and find their memory.
+
+    The ratio is the median of those of single turns, since the queue's other worker slows down some of them.
+    """
     plain = models.build(**{**run_arguments(run.folder), "conv": "plain", "linear": None})
     with quiet_bar("time of a step", 4 * (rounds + 1)) as bar:
         measured = compare({"plain": plain, "own": run.load_model()}, x, rounds, bar.update)
-    ratio = measured["own"].train_median / measured["plain"].train_median
-    return {"step": ratio, "memory": measured["own"].peak / 2**20}
+    ratios = [own / other for own, other in zip(measured["own"].train, measured["plain"].train, strict=True)]
+    return {"step": statistics.median(ratios), "memory": measured["own"].peak / 2**20}

@@ -19,15 +19,17 @@ class Cell(NamedTuple):
     Attributes:
         ours: Our figure for each seed.
         paper: The paper's mean and deviation, or its mean alone.
+        made: Whether there is a record of the run, even if it lacks this figure: blocks have no singular values.
     """
 
     ours: list[float]
     paper: list[float]
+    made: bool = False
 
     def our_text(self, decimals: int) -> str:
         """Return the mean, the deviation and the number of our figures."""
         if not self.ours:
-            return "missing"
+            return "none" if self.made else "missing"
         mean = f"{statistics.fmean(self.ours):.{decimals}f}"
         n = len(self.ours)
         return mean if n == 1 else f"{mean} ± {statistics.stdev(self.ours):.{decimals}f} (n = {n})"
@@ -95,19 +97,21 @@ def resolved(config: dict[str, Any], runner: Runner) -> dict[str, Any]:
 def make_table(experiment: Experiment, budget: str, records: list[Record]) -> Table:
     """Make the table of an experiment from one record of each run."""
     ours: dict[Key, list[float]] = {}
+    made: set[tuple[float | None, str]] = set()
     cases = experiment.cases(budget)
     for case, record in made_runs(cases, experiment, records):
+        made.add((case.x, case.series))
         for column, figures in _by_column(case.series, metrics_of(record)).items():
             for key, value in figures.items():
                 ours.setdefault((_key(case.x, key), column), []).append(value)
     xs = list(dict.fromkeys(case.x for case in cases))
-    rows = [Row(_key(x, r.key), _label(experiment, x, r.label), r.decimals) for x in xs for r in experiment.rows]
+    rows = [(x, Row(_key(x, r.key), _label(experiment, x, r.label), r.decimals)) for x in xs for r in experiment.rows]
     cells = {
-        (row.key, column): Cell(ours.get((row.key, column), []), experiment.paper.get(column, {}).get(row.key, []))
-        for row in rows
-        for column in experiment.columns
+        (row.key, c): Cell(ours.get((row.key, c), []), experiment.paper.get(c, {}).get(row.key, []), (x, c) in made)
+        for x, row in rows
+        for c in experiment.columns
     }
-    return Table(rows, experiment.columns, cells, experiment.transposed)
+    return Table([row for _, row in rows], experiment.columns, cells, experiment.transposed)
 
 
 def _by_column(series: str, metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
