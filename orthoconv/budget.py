@@ -46,11 +46,15 @@ import torch
 
 
 def _mkl_is_slow() -> bool:
-    """Whether the processor is AMD's and has AVX512, which MKL uses on Intel's only."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    """Whether torch multiplies by MKL, on a processor of AMD's with AVX512, which MKL uses only on Intel's."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():
         return False
-    linux = Path("/proc/cpuinfo")
-    return "AuthenticAMD" in (linux.read_text() if linux.exists() else os.environ.get("PROCESSOR_IDENTIFIER", ""))
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            about = file.read(200)  # of Linux; the vendor is in the second line
+    except OSError:
+        about = os.environ.get("PROCESSOR_IDENTIFIER", "")  # of Windows
+    return "AuthenticAMD" in about
 
 
 CHUNK_BYTES = 2**25  # Work through frequencies in chunks of this many bytes, so that each chunk stays in the cache.
@@ -69,7 +73,7 @@ FACTORS_BYTES = 2**26  # or up to so many for one layer,
 FACTORS_ORDER = 256  # or a larger order. Compute others again in the backward pass.
 # WideResNet10-10 takes a tenth longer so, and has 2.8 instead of 3.7 times the memory of plain (docs/performance.md).
 MOST_TAPS = 49  # Sum (I + A) / 2 over the taps of kernels with up to so many.
-ONEDNN_PRODUCTS = 2**21 if _mkl_is_slow() else math.inf  # Multiply matrices by oneDNN from so many multiplications on.
+ONEDNN_PRODUCTS = 2**22 if _mkl_is_slow() else math.inf  # Multiply matrices by oneDNN from so many multiplications on.
 LIFTED_RATIO = 1.2  # Use the spatial path while in * kh * kw <= 1.2 * out; beyond that the FFT is faster.
 EXACT_NORM = 64.0  # Find the Cayley transform of larger weights in float64: in float32 it is not orthogonal to 1e-5.
 UNPIVOTED_NORM = 3.0  # Eliminate without pivots in (I + A) / 2 while the Frobenius norm of A is up to 3 sqrt(n).

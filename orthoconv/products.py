@@ -1,8 +1,7 @@
 """Products of two matrices, by the faster of the two libraries that torch brings along."""
 
-__all__ = ["dense", "product"]
+__all__ = ["dense", "is_faster", "product"]
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,13 +9,14 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.tracing import is_eager
+from orthoconv.tracing import is_eager, is_traced
 
 _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch.compile calls for a linear layer on a CPU
+_FEWEST = 8  # rows and columns: thin products take longer by oneDNN
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
-    """Return A @ B, by oneDNN where that is faster: for large matrices in float32, on processors that MKL slows down.
+    """Return A @ B, by oneDNN where that is faster: large matrices in float32, on processors where MKL is slow.
 
     torch multiplies matrices by MKL. On AMD's processors, MKL leaves half of each AVX512 register unused, and oneDNN,
     which torch uses for convolutions, takes less than half of the time. The sum of n products is rounded n times in
@@ -30,9 +30,21 @@ def product(A: Tensor, B: Tensor) -> Tensor:
     tensor([[3., 3.],
             [3., 3.]])
     """
-    if not _is_faster(A, B):
+    if not is_faster(A, B):
         return A @ B
-    return with_gradient((A, B), torch.matmul, lambda A, B: (_by_onednn(A, B), ()), _gradients)
+    rows = B.is_contiguous()
+
+    def forward(A: Tensor, B: Tensor) -> tuple[Tensor, Tensors]:  # keeps what the gradient needs and, as torch, no more
+        return _by_onednn(A, B), (A if B.requires_grad else None, B if A.requires_grad else None)
+
+    def backward(grad: Tensor, needed: Sequence[bool], inputs: object, kept: tuple[Tensor, ...]) -> Tensors:
+        A, B = kept
+        left = product(grad, B.mT) if needed[0] else None
+        if not needed[1]:
+            return left, None
+        return left, product(A.mT, grad) if rows else product(grad.mT, A).mT  # laid out as B: optimizers are slow else
+
+    return with_gradient((A, B), torch.matmul, forward, backward, keep_inputs=False)
 
 
 def dense(A: Tensor) -> Tensor:
@@ -48,24 +60,40 @@ def dense(A: Tensor) -> Tensor:
     >>> dense(A.mT).data_ptr() == A.data_ptr()
     True
     """
-    used = A.dtype == torch.float32 and A.device.type == "cpu" and math.isfinite(budget.ONEDNN_PRODUCTS)
-    return A.contiguous() if used and not A.mT.is_contiguous() else A
+    return A.contiguous() if is_faster(A, A.mT) and not A.mT.is_contiguous() else A
 
 
-def _gradients(grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: object) -> Tensors:
-    A, B = inputs
-    return product(grad, B.mT) if needed[0] else None, product(A.mT, grad) if needed[1] else None
+def is_faster(A: Tensor, B: Tensor) -> bool:
+    """Whether `product` multiplies by oneDNN: large matrices in float32, on a CPU, in eager mode.
 
+    Shapes that do not fit are left to torch's error.
 
-def _is_faster(A: Tensor, B: Tensor) -> bool:
-    """Whether oneDNN multiplies these two, and takes less time; shapes that do not fit are left to torch's error."""
-    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0] or A.dtype != B.dtype or A.dtype != torch.float32:
+    Arguments:
+        A: Matrix (m, k).
+        B: Matrix (k, n).
+
+    >>> is_faster(torch.ones(2, 3), torch.ones(3, 2))
+    False
+    """
+    if (
+        is_traced()
+        or torch._C._get_tracing_state() is not None
+        or A.ndim != 2
+        or B.ndim != 2
+        or A.shape[1] != B.shape[0]
+    ):
         return False
-    large = math.prod(A.shape) * B.shape[1] >= budget.ONEDNN_PRODUCTS
-    on_cpu = large and A.device.type == B.device.type == "cpu" and is_eager(A, B)
-    return on_cpu and _onednn is not None and bool(torch.backends.mkldnn.enabled)
+    (m, k), n = A.shape, B.shape[1]
+    if m * k * n < budget.ONEDNN_PRODUCTS or min(m, n) < _FEWEST or k == 0:
+        return False
+    usual = all(C.dtype == torch.float32 and C.device.type == "cpu" and C.layout == torch.strided for C in (A, B))
+    return usual and is_eager(A, B) and _onednn is not None and bool(torch.backends.mkldnn.enabled)
 
 
 def _by_onednn(A: Tensor, B: Tensor) -> Tensor:
-    C: Tensor = _onednn(dense(A), dense(B).mT, None, "none", [], "")  # type: ignore[misc]
+    C: Tensor = _onednn(_without_gaps(A), _without_gaps(B).mT, None, "none", [], "")  # type: ignore[misc]
     return C
+
+
+def _without_gaps(A: Tensor) -> Tensor:
+    return A if A.mT.is_contiguous() else A.contiguous()

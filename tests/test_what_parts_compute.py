@@ -66,6 +66,13 @@ def test_the_gradient_of_maxmin_is_moved_bit_by_bit(dtype: torch.dtype, layout: 
     assert not torch.equal(found.view(bits), grad.view(bits))
 
 
+def test_the_gradient_of_maxmin_may_be_the_negative_of_a_tensor() -> None:
+    """The imaginary part of a conjugate is a view with a bit that says so."""
+    x = torch.randn(3, 4, requires_grad=True)
+    (found,) = torch.autograd.grad(torch.complex(x, MaxMin()(x)).conj().imag.sum(), x)
+    torch.testing.assert_close(found, -torch.ones(3, 4))
+
+
 def test_n_activation_has_three_slopes() -> None:
     layer = NActivation(1).double()
     layer.corners.data.copy_(torch.tensor([[2.0], [-1.0]]))  # in either order

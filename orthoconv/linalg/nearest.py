@@ -194,7 +194,8 @@ def _root_by_eigenvalues(
     def backward(
         grad: Tensor, needed: Sequence[bool], inputs: tuple[Tensor, ...], kept: tuple[Tensor, Tensor]
     ) -> Tensors:
-        S = _gradient_of_gram(grad, *kept).mul_(float(norm) ** -3)
+        factor = float(norm) ** -1.5  # its square may leave the range of float32
+        S = _gradient_of_gram(grad, *kept).mul_(factor).mul_(factor)
         return (product(S, inputs[0].mH).mH,)  # W S, laid out as W is: W is mostly the transpose of a weight
 
     return with_gradient((W,), ordinary, forward, backward)

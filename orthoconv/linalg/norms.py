@@ -26,7 +26,7 @@ from torch import Tensor
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.products import dense, product
+from orthoconv.products import is_faster, product
 
 DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _MOST_CONDITION = 50.0  # of Cholesky factors, for float32 to be enough
@@ -210,7 +210,7 @@ def lower_gram(V: Tensor) -> Tensor:
     m = V.shape[-2]
     if m < 256 or not budget.has_cache(V.device):
         return product(V, V.mH)
-    V = dense(V) if V.ndim == 2 else V
+    V = V.contiguous() if is_faster(V, V.mT) else V  # so that no part of it is copied again
     upper, lower = V[..., : m // 2, :], V[..., m // 2 :, :]
     below = product(lower, upper.mH)
     rows = (torch.cat((lower_gram(upper), below.mH), dim=-1), torch.cat((below, lower_gram(lower)), dim=-1))

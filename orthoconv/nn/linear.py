@@ -152,18 +152,18 @@ class BaseLinear(Reparametrized):
         y = product(x, self.cached_operator().mT)
         return y if self.bias is None else y + self.bias
 
-    def apply_unformed(self, x: Tensor, product: Callable[[Tensor, Tensor], Tensor], of: type["BaseLinear"]) -> Tensor:
-        """`apply_matrix` by a product that need not form the matrix, unless the matrix is remembered.
+    def apply_unformed(self, x: Tensor, multiply: Callable[[Tensor, Tensor], Tensor], of: type["BaseLinear"]) -> Tensor:
+        """`apply_matrix` by a function that need not form the matrix, unless the matrix is remembered.
 
         Arguments:
             x: Inputs.
-            product: Function of rows and of `weight` that gives the same as the matrix.
+            multiply: Function of rows and of `weight` that gives the same as the matrix.
             of: Class whose matrix that is; a subclass with another matrix multiplies by its own.
         """
         if self.remembers or not self.has_matrix_of(of):
             return BaseLinear.apply_matrix(self, x)
         self.check()
-        y = product(x, self.weight)
+        y = multiply(x, self.weight)
         return y if self.bias is None else y + self.bias
 
     def has_matrix_of(self, kind: type["BaseLinear"]) -> bool:
