@@ -35,6 +35,7 @@ from orthoconv.nn import (
     CPLConv2d,
     FrobeniusConv2d,
     LiResConv2d,
+    LiResConvTranspose2d,
     LOTConv2d,
     LOTConvTranspose2d,
     OSSNConv2d,
@@ -47,6 +48,7 @@ from orthoconv.nn import (
     SOCConvTranspose2d,
     SVCMConv2d,
     TaylorSOCConv2d,
+    TaylorSOCConvTranspose2d,
 )
 
 
@@ -378,9 +380,15 @@ LAYERS = {
         transposed=True,
     ),
     "TaylorSOCConv2d": Contract(TaylorSOCConv2d, "nonexpansive", taylor_matrix, refuses=dilates_even_taps),
+    "TaylorSOCConvTranspose2d": Contract(
+        TaylorSOCConvTranspose2d, "nonexpansive", adjoint(taylor_matrix), transposed=True, refuses=dilates_even_taps
+    ),
     "OSSNConv2d": Contract(OSSNConv2d, "none", ossn_matrix, gradient_options={"iterations": 100}, second_order=False),
     "SVCMConv2d": Contract(SVCMConv2d, "none", plain_matrix),
     "LiResConv2d": Contract(_with(LiResConv2d, depth=3), "none", lires_matrix),
+    "LiResConvTranspose2d": Contract(
+        _with(LiResConvTranspose2d, depth=3), "none", adjoint(lires_matrix), transposed=True
+    ),
     "CircularConv2d": Contract(CircularConv2d, "none", plain_matrix),
 }
 

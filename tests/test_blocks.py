@@ -346,6 +346,10 @@ def test_bad_input_is_refused(build, message: str) -> None:
 
 
 def test_blocks_have_no_inverse_and_no_singular_values() -> None:
-    assert not hasattr(CPLConv2d(2, 2, 3), "inverse")
+    for block in (CPLConv2d(2, 2, 3), SLLLinear(2, 2)):
+        with pytest.raises(ValueError, match=f"{type(block).__name__} has no inverse: it may map two inputs to one"):
+            block.inverse(torch.zeros(1, 2, 4, 4))
+    one = CPLConv2d(1, 1, 1, bias=False, hidden=1)  # x - 2 relu(x), up to a sign of x
+    torch.testing.assert_close(one(torch.full((1, 1, 2, 2), 3.0)), one(torch.full((1, 1, 2, 2), -3.0)))
     assert not hasattr(SLLConv2d(2, 2, 3), "singular_values")
     assert CPLConv2d(2, 2, 3).singular_values_for((2, 4, 4)) is None

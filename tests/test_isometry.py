@@ -18,7 +18,8 @@ from orthoconv import (
 from orthoconv.attacks import cross_examine
 from orthoconv.certificates.heads import split_head
 from orthoconv.data import load
-from orthoconv.nn import CayleyConv2d, IsometryAverage, NormalizedLinear, Scale
+from orthoconv.nn import CayleyConv2d, IsometryAverage, MaxMin, Mirror, Move, NormalizedLinear, Scale
+from orthoconv.testing import assert_orthogonal, dense_matrix
 from orthoconv.train import Recipe, fit
 
 
@@ -43,6 +44,66 @@ def test_what_is_refused() -> None:
         IsometryAverage(nn.Identity())(torch.rand(3, 4))
     with pytest.raises(ValueError, match="f must be a module, got None"):
         IsometryAverage(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="maps must be one module or more, got none"):
+        IsometryAverage(nn.Identity(), [])
+    with pytest.raises(ValueError, match=r"maps must be modules, got -1"):
+        IsometryAverage(nn.Identity(), [-1])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"maps must keep the shape of images, \(2, 1, 4, 4\); .* \(2, 1, 2, 2\)"):
+        IsometryAverage(nn.Identity(), [nn.AvgPool2d(2)])(torch.rand(2, 1, 4, 4))
+    with pytest.raises(ValueError, match="dim must be -1 or -2, got 1"):
+        Mirror(1)
+    with pytest.raises(ValueError, match=r"columns must be an int, got 0\.5"):
+        Move(1, 0.5)  # type: ignore[arg-type]
+
+
+def test_maps() -> None:
+    assert_orthogonal(Mirror(), (2, 3, 4))
+    assert_orthogonal(Mirror(-2), (2, 3, 4))
+    x = torch.rand(2, 1, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(Mirror(-2)(Mirror(-1)(x)), x.rot90(2, (-2, -1)))
+    torch.testing.assert_close(Move(2, -1)(x), Move(0, -1)(Move(2, 0)(x)))
+    torch.testing.assert_close(Move(1, 1)(x)[..., 1:, 1:], x[..., :-1, :-1])
+    assert float(Move(1, 1)(x)[..., 0, :].abs().max()) == 0
+    values = torch.linalg.svdvals(dense_matrix(Move(1, -2), (1, 5, 4), dtype=torch.float64))
+    assert values.round(decimals=12).unique().tolist() == [0, 1]
+    assert Move(9, 0)(x[..., :2, :]).shape == (2, 1, 2, 4)
+
+
+MAPS = [Mirror(), Mirror(-2), Move(0, 1), Move(-1, 0)]
+
+
+@torch.no_grad()
+def test_other_maps_than_the_mirror_image() -> None:
+    model = IsometryAverage(network().f, MAPS).double().eval()
+    x = torch.rand(20, 1, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(model(x), sum(model.f(m(x)) for m in [nn.Identity(), *MAPS]) / 5)
+    assert lipschitz_bound(model, (1, 8, 8)) == pytest.approx(lipschitz_bound(model.f, (1, 8, 8)), rel=1e-12)
+    doubling = IsometryAverage(model.f, [*MAPS[:2], Scale(2.0)])
+    assert lipschitz_bound(doubling, (1, 8, 8)) == pytest.approx(5 / 4 * lipschitz_bound(model.f, (1, 8, 8)))
+    with pytest.raises(TypeError, match=r"no rule for .*Expanding, at IsometryAverage\.maps\.0"):
+        lipschitz_bound(IsometryAverage(nn.Identity(), [Expanding(1.0)]), (1, 4, 4))
+    assert model.of(nn.ReLU()).maps[3] is MAPS[3]
+
+
+@pytest.mark.filterwarnings("ignore:.*points with zero gradient")
+def test_certificates_of_several_maps_hold() -> None:
+    """Pair by pair of classes, and locally: no attack changes a class within the radius."""
+    pytest.importorskip("pyautoattack")
+    torch.manual_seed(1)
+    layers = [CayleyConv2d(1, 8, 3), MaxMin(), nn.Flatten(), NormalizedLinear(288, 4)]
+    model = IsometryAverage(nn.Sequential(*layers), MAPS).eval().requires_grad_(False)
+    x = torch.rand(30, 1, 6, 6)
+    labels = model(x).argmax(1)
+    found, near = certify(model, [(x, labels)]), certify(model, [(x, labels)], local=0.05)
+    assert found.head == "pairwise"
+    assert bool((near.radius >= found.radius).all())
+    assert float(near.radius.mean()) > 1.1 * float(found.radius.mean())
+    assert not cross_examine(model, x, labels, near.radius, iterations=20, restarts=1).any()
+    assert cross_examine(model, x, labels, 4 * near.radius, iterations=20, restarts=1).any()
+    error = (model(x).double() - in_double(model)(x.double())).norm(dim=1)
+    assert (error <= rounding_bound(model, (1, 6, 6), 6.0)).all()
+    torch.testing.assert_close(export(model, (1, 6, 6))(x), model(x), rtol=0, atol=1e-5)
+    assert verify(model, x[:8]).faults == []
 
 
 @torch.no_grad()
@@ -110,7 +171,8 @@ def test_onnx(tmp_path) -> None:
     x = torch.rand(3, 1, 8, 8)
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = IsometryAverage(nn.Sequential(CayleyConv2d(1, 2, 1), nn.Flatten(), NormalizedLinear(128, 4))).eval()
+    layers = nn.Sequential(CayleyConv2d(1, 2, 1), nn.Flatten(), NormalizedLinear(128, 4))
+    model = IsometryAverage(layers, [Mirror(), Move(1, -1)]).eval()
     to_onnx(model, x, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     for n in (1, 3):

@@ -79,7 +79,8 @@ def test_every_method(name: str) -> None:
         with pytest.raises(ValueError, match=r"cannot start from a .*keep_weights=True"):
             orthogonal(conv, name, keep_weights=True)
     old = nn.ConvTranspose2d(8, 4, 2, stride=2)
-    if name in {"aoc", "aol", "bcop", "bro", "cayley", "cayley_bcop", "crko", "lot", "rko", "shift", "soc"}:
+    transposed = {"aoc", "aol", "bcop", "bro", "cayley", "cayley_bcop", "crko", "lires", "lot", "rko", "shift", "soc"}
+    if name in {*transposed, "soc_taylor"}:
         assert orthogonal(old, name)(torch.randn(1, 8, 3, 3)).shape == (1, 4, 6, 6)
     else:
         with pytest.raises(ValueError, match=r"has no transposed convolution; 'aoc', .*'cayley'"):

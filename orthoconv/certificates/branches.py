@@ -20,7 +20,7 @@ from orthoconv.nn.centering import BatchCentering, LayerCentering, PixelBias
 from orthoconv.nn.convolution import BaseConv2d
 from orthoconv.nn.downsample import InvertibleDownsample, InvertibleUpsample
 from orthoconv.nn.ensemble import Ensemble
-from orthoconv.nn.isometry import IsometryAverage
+from orthoconv.nn.isometry import IsometryAverage, Mirror, Move
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.normalize import Normalize, Scale
 from orthoconv.nn.pooling import ScaledAdaptiveAvgPool2d, ScaledAvgPool2d, ScaledMean
@@ -28,8 +28,8 @@ from orthoconv.nn.shuffle import ChannelShuffle
 
 _AFFINE: tuple[type[nn.Module], ...] = (
     BaseConv2d, BaseLinear, BatchCentering, ChannelShuffle, Gain, InvertibleDownsample, InvertibleUpsample,
-    LayerCentering, Normalize, PixelBias, Scale, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d, ScaledMean, Shift,
-    nn.Conv2d, nn.Dropout, nn.Flatten, nn.Identity, nn.Linear, nn.Unflatten,
+    LayerCentering, Mirror, Move, Normalize, PixelBias, Scale, ScaledAdaptiveAvgPool2d, ScaledAvgPool2d, ScaledMean,
+    Shift, nn.Conv2d, nn.Dropout, nn.Flatten, nn.Identity, nn.Linear, nn.Unflatten,
 )  # fmt: skip
 
 
@@ -63,11 +63,6 @@ class Branch(NamedTuple):
 _Row = tuple[nn.Module, nn.Module]  # a layer, and the same in float64
 
 
-class _Mirror(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(-1)
-
-
 def branches_of(model: nn.Module, exact: nn.Module, bound: Callable[[nn.Module], float]) -> list[Branch]:
     """Take a model apart into the chains whose weighted sum it is.
 
@@ -87,7 +82,7 @@ def branches_of(model: nn.Module, exact: nn.Module, bound: Callable[[nn.Module],
 def _branch(share: float, rows: list[_Row], bound_of: Callable[..., float]) -> Branch:
     layers, twins = [layer for layer, _ in rows], [twin for _, twin in rows]
     for layer in layers:
-        if not _is(layer, MaxMin, _Mirror, *_AFFINE):
+        if not _is(layer, MaxMin, *_AFFINE):
             raise TypeError(
                 f"local certificates are for affine layers and MaxMin in an nn.Sequential, got {type(layer).__name__}; "
                 f"leave local=True out for this model"
@@ -95,7 +90,7 @@ def _branch(share: float, rows: list[_Row], bound_of: Callable[..., float]) -> B
     places = [k for k, layer in enumerate(layers) if isinstance(layer, MaxMin)]
     ends = [-1, *places, len(layers)]
     segments = [nn.Sequential(*twins[first + 1 : last]) for first, last in pairwise(ends)]
-    before = [[m for m in layers[:k] if not isinstance(m, _Mirror)] for k in places]
+    before = [[m for m in layers[:k] if not isinstance(m, Mirror)] for k in places]
     sorts = [layer for layer in layers if isinstance(layer, MaxMin)]
     return Branch(share, segments, sorts, [bound_of(*part) for part in before])
 
@@ -132,7 +127,9 @@ def _parts(layer: nn.Module, twin: nn.Module) -> Iterator[tuple[float, list[_Row
             yield from ((share / len(layer.members), rows) for share, rows in _paths(member, other))
     elif isinstance(layer, IsometryAverage) and is_plain(layer, IsometryAverage) and isinstance(twin, IsometryAverage):
         for share, rows in _paths(layer.f, twin.f):
-            yield from ((share / 2, rows), (share / 2, [(_Mirror(), _Mirror()), *rows]))
+            share /= len(layer.maps) + 1
+            yield share, rows
+            yield from ((share, [pair, *rows]) for pair in zip(layer.maps, twin.maps, strict=True))
     else:
         yield 1.0, [(layer, twin)]
 

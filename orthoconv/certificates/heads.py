@@ -72,9 +72,7 @@ def split_head(model: nn.Module) -> Head | None:
             inner = split_head(last.f)  # the mean of W f is W times the mean of f
             if inner is None:
                 return None
-            return Head(
-                nn.Sequential(*layers, IsometryAverage(inner.body)), inner.matrix, product(factor, inner.factor)
-            )
+            return Head(nn.Sequential(*layers, last.of(inner.body)), inner.matrix, product(factor, inner.factor))
         elif isinstance(last, nn.Linear) and is_plain(last, nn.Linear):
             return Head(nn.Sequential(*layers), last.weight, factor)
         elif isinstance(last, BaseLinear) and is_plain(last, BaseLinear):
@@ -130,7 +128,7 @@ def _members(model: nn.Module) -> list[nn.Module] | None:
             return [nn.Sequential(*layers, member, *after) for member in last.members]
         if isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
             inner = _members(last.f)
-            return inner and [nn.Sequential(*layers, IsometryAverage(member), *after) for member in inner]
+            return inner and [nn.Sequential(*layers, last.of(member), *after) for member in inner]
         if not any(isinstance(last, kind) and is_plain(last, kind) for kind in (Scale, nn.Identity, nn.Dropout)):
             return None
         after.insert(0, last)

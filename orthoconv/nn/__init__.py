@@ -18,11 +18,11 @@ from orthoconv.nn.ensemble import Ensemble
 from orthoconv.nn.fitting import Fit, Spread
 from orthoconv.nn.frobenius import FrobeniusConv2d, FrobeniusLinear
 from orthoconv.nn.image_layer import ImageLayer
-from orthoconv.nn.isometry import IsometryAverage
+from orthoconv.nn.isometry import IsometryAverage, Mirror, Move
 from orthoconv.nn.kernel import KernelConv2d, WeightConv2d
 from orthoconv.nn.layer import Combination, Layer
 from orthoconv.nn.linear import BaseLinear
-from orthoconv.nn.lires import LiResConv2d
+from orthoconv.nn.lires import LiResConv2d, LiResConvTranspose2d
 from orthoconv.nn.lot import LOTConv1d, LOTConv2d, LOTConv3d, LOTConvTranspose2d, PolarLinear
 from orthoconv.nn.methods import conv_methods, linear_methods, register_method
 from orthoconv.nn.normalize import Normalize, Scale
@@ -40,7 +40,15 @@ from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.shift import ShiftConv2d, ShiftConvTranspose2d
 from orthoconv.nn.shuffle import ChannelShuffle
 from orthoconv.nn.sll import SLLConv2d, SLLLinear
-from orthoconv.nn.soc import ExpLinear, SOCConv1d, SOCConv2d, SOCConv3d, SOCConvTranspose2d, TaylorSOCConv2d
+from orthoconv.nn.soc import (
+    ExpLinear,
+    SOCConv1d,
+    SOCConv2d,
+    SOCConv3d,
+    SOCConvTranspose2d,
+    TaylorSOCConv2d,
+    TaylorSOCConvTranspose2d,
+)
 from orthoconv.nn.spectral import SpectralConv2d, UnscaledConv2d
 from orthoconv.nn.svcm import SVCMConv2d
 from orthoconv.nn.volumes import VolumeConv3d
@@ -100,7 +108,10 @@ __all__ = [
     "Layer",
     "LayerCentering",
     "LiResConv2d",
+    "LiResConvTranspose2d",
     "MaxMin",
+    "Mirror",
+    "Move",
     "NActivation",
     "Normalize",
     "NormalizedLinear",
@@ -132,6 +143,7 @@ __all__ = [
     "SpectralConv2d",
     "Spread",
     "TaylorSOCConv2d",
+    "TaylorSOCConvTranspose2d",
     "TransposedConv2d",
     "UnitCat",
     "UnscaledConv2d",

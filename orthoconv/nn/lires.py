@@ -3,7 +3,7 @@
 Hu, Zou, Wang, Leino and Fredrikson, Unlocking Deterministic Robustness Certification on ImageNet, NeurIPS 2023.
 """
 
-__all__ = ["LiResConv2d"]
+__all__ = ["LiResConv2d", "LiResConvTranspose2d"]
 
 import math
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.nn.arguments import Pair, positive_int
+from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.kernel import KernelConv2d
 from orthoconv.nn.methods import register_method
 
@@ -66,4 +67,17 @@ class LiResConv2d(KernelConv2d):
         return f"{super().extra_repr()}, depth={self.depth}"
 
 
-register_method("lires", conv=LiResConv2d, linear="cholesky")
+class LiResConvTranspose2d(TransposedConv2d, LiResConv2d):
+    """Adjoint of the `LiResConv2d` of the same kernel from `out_channels` to `in_channels`.
+
+    Arguments are those of `TransposedConv2d`, and `depth` and `gain` as in `LiResConv2d`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+
+    >>> LiResConvTranspose2d(12, 3, 3, stride=2)(torch.randn(1, 12, 4, 4)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+
+
+register_method("lires", conv=LiResConv2d, linear="cholesky", transposed=LiResConvTranspose2d)

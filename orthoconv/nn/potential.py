@@ -78,6 +78,10 @@ class Potential(Reparametrized):
     def singular_values_for(self, shape: Sequence[int]) -> None:
         """Return None: the block is not linear."""
 
+    def inverse(self, y: Tensor) -> Tensor:
+        """Refuse: a block may map two inputs to one output."""
+        raise ValueError(f"{type(self).__name__} has no inverse: it may map two inputs to one output")
+
 
 class PotentialConv2d(Potential, ImageLayer):
     """`Potential` whose U is a convolution, with the arguments of nn.Conv2d; abstract.

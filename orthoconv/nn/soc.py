@@ -3,7 +3,15 @@
 Singla and Feizi, Skew Orthogonal Convolutions, ICML 2021.
 """
 
-__all__ = ["ExpLinear", "SOCConv1d", "SOCConv2d", "SOCConv3d", "SOCConvTranspose2d", "TaylorSOCConv2d"]
+__all__ = [
+    "ExpLinear",
+    "SOCConv1d",
+    "SOCConv2d",
+    "SOCConv3d",
+    "SOCConvTranspose2d",
+    "TaylorSOCConv2d",
+    "TaylorSOCConvTranspose2d",
+]
 
 import math
 from functools import partial
@@ -236,6 +244,20 @@ class TaylorSOCConv2d(KernelConv2d):
         return f"{super().extra_repr()}, terms={self.terms}"
 
 
+class TaylorSOCConvTranspose2d(TransposedConv2d, TaylorSOCConv2d):
+    """Adjoint of the `TaylorSOCConv2d` of the same weight from `out_channels` to `in_channels`.
+
+    Arguments are those of `TransposedConv2d`, and `terms` and `identity` as in `TaylorSOCConv2d`.
+
+    Shape:
+        (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
+
+    >>> import torch
+    >>> TaylorSOCConvTranspose2d(12, 3, 3, stride=2)(torch.randn(1, 12, 4, 4)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+
+
 class ExpLinear(BaseLinear):
     """Orthogonal linear layer: the first rows and columns of the exponential of (W - W*) / 2.
 
@@ -280,5 +302,5 @@ def _scale_of_any_size(K: Tensor) -> Tensor:
 register_method(
     "soc", conv=SOCConv2d, linear="cayley", transposed=SOCConvTranspose2d, conv1d=SOCConv1d, conv3d=SOCConv3d
 )
-register_method("soc_taylor", conv=TaylorSOCConv2d, linear="cayley")
+register_method("soc_taylor", conv=TaylorSOCConv2d, linear="cayley", transposed=TaylorSOCConvTranspose2d)
 register_method("exp", linear=ExpLinear)
