@@ -43,7 +43,10 @@ def hardware(device: torch.device) -> dict[str, Any]:
     }
 
 
-_TIMED = ("budget.py", "elimination.py", "fourier.py", "linalg", "nn", "planes.py")  # what decides how fast a layer is
+_TIMED = (  # what decides how fast a layer is
+    "autograd.py", "budget.py", "convolutions.py", "elimination.py", "fourier.py", "linalg", "nn", "planes.py",
+    "products.py",
+)  # fmt: skip
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
