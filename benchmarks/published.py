@@ -1,22 +1,29 @@
 """Training steps of our layers against the published formulas of the same methods: `python benchmarks/published.py`.
 
 Each class is a method as its paper or its public code computes it, differentiated by torch: the references for speed,
-used nowhere else. They are for square layers on square images. The steps take turns; ratios are of medians.
+used nowhere else. They are for square layers on square images. The steps take turns; a ratio is the median of those of
+single turns. The reference of AOC is orthogonium's layer, if that package is installed.
 
-The public code of SOC, CPL and SLL pads by zeros, that of AOL circularly. By default all references pad circularly, so
-that both sides compute the same operator; `--padding zeros` pads the references by zeros, which needs no copy.
+The public code of SOC, CPL, SLL and LiRes pads by zeros, that of AOL circularly. Each reference is timed twice: padded
+circularly, so that both sides compute the same operator, and padded by zeros, which needs no copy. `--out FILE` keeps
+the times.
 """
 
 import argparse
-import statistics
+import json
 import time
 from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from tables import ratio
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.allocator import keep_freed_memory
+from orthoconv.lab.benchmark import orthogonium_conv
+from orthoconv.lab.machine import code_digest, hardware
 from orthoconv.nn.methods import conv_method
 
 
@@ -134,7 +141,40 @@ class SLL(Kernel):
         return x - 2 * self.adjoint(T[:, None, None] * y)
 
 
-PUBLISHED = {"lot": LOT, "bro": BRO, "soc": SOC, "soc_taylor": SOC, "aol": AOL, "cpl": CPL, "sll": SLL}
+class LiRes(Kernel):
+    """The identity and a free kernel in one convolution (Hu et al., 2023)."""
+
+    def __init__(self, channels: int, padding_mode: str) -> None:
+        super().__init__(channels, padding_mode)
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        eye = F.pad(torch.eye(len(self.weight))[:, :, None, None], (1, 1, 1, 1))
+        return self.convolve(x, eye + self.gain * self.weight, self.bias)
+
+
+class Shifts(nn.Module):
+    """Two orthogonal matrices, with an eighth of the channels shifted in each direction between them (LipNeXt, 2026).
+
+    No code is public. Its training moves along the orthogonal matrices, so a step has no transform.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(channels, channels, 1, bias=False), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, eighth = self.first(x), x.shape[1] // 8
+        offsets = [(1, 0), (-1, 0), (0, 1), (0, -1)]
+        moved = [z[:, k * eighth : (k + 1) * eighth].roll(by, (-2, -1)) for k, by in enumerate(offsets)]
+        return self.last(torch.cat([*moved, z[:, 4 * eighth :]], 1))
+
+
+PUBLISHED: dict[str, Callable[..., nn.Module]] = {
+    "lot": LOT, "bro": BRO, "soc": SOC, "soc_taylor": SOC, "aol": AOL, "cpl": CPL, "sll": SLL, "lires": LiRes,
+    "shift": Shifts,
+}  # fmt: skip
+PADDINGS = ("circular", "zeros")
 
 
 def step(layer: nn.Module, x: Tensor) -> float:
@@ -151,24 +191,48 @@ def _like_published(name: str, channels: int) -> dict[str, int]:
     return {"terms": 5} if name == "soc_taylor" else {}
 
 
+def _reference(name: str, channels: int, padding: str) -> nn.Module | None:
+    """Return the published layer, or None if it has no such padding."""
+    if name == "aoc":
+        conv = orthogonium_conv()
+        return None if conv is None else conv(channels, channels, 3, padding=1, padding_mode=padding)
+    make = PUBLISHED[name]
+    if isinstance(make, type) and issubclass(make, Kernel):
+        return make(channels, padding)
+    return make(channels) if padding == "circular" else None
+
+
+def measure(channels: int, size: int, batch: int, rounds: int) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Return the seconds of steps in turns: by padding and method, of our layer and of the published one."""
+    x = torch.randn(batch, channels, size, size, requires_grad=True)
+    found: dict[str, dict[str, dict[str, list[float]]]] = {padding: {} for padding in PADDINGS}
+    for name in (*PUBLISHED, "aoc"):
+        for padding in PADDINGS:
+            if (theirs := _reference(name, channels, padding)) is None:
+                continue
+            ours = conv_method(name)(channels, channels, 3, **_like_published(name, channels))
+            seconds = [(step(ours, x), step(theirs, x)) for _ in range(rounds + 1)][1:]
+            found[padding][name] = {"ours": [a for a, _ in seconds], "published": [b for _, b in seconds]}
+            print(f"{name:12} {padding:10} ours / published {ratio(found[padding][name]):.2f}", flush=True)
+    return found
+
+
 def main() -> None:
-    """Print the ratios."""
+    """Measure, print, and keep the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--padding", choices=("circular", "zeros"), default="circular")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     keep_freed_memory()
-    x = torch.randn(args.batch, args.channels, args.size, args.size, requires_grad=True)
     print(f"{args.channels} channels, {args.size} x {args.size}, batch {args.batch}, {torch.get_num_threads()} threads")
-    for name, reference in PUBLISHED.items():
-        ours = conv_method(name)(args.channels, args.channels, 3, **_like_published(name, args.channels))
-        theirs = reference(args.channels, *([args.padding] if issubclass(reference, Kernel) else []))
-        seconds = [(step(ours, x), step(theirs, x)) for _ in range(args.rounds + 1)][1:]
-        ratio = statistics.median(a / b for a, b in seconds)
-        print(f"{name:12} ours {1e3 * statistics.median(a for a, _ in seconds):8.1f} ms, ours / published {ratio:.2f}")
+    settings = {"channels": args.channels, "size": args.size, "batch": args.batch, "rounds": args.rounds}
+    about = {"bench": "published", **settings, "code": code_digest(), "hardware": hardware(torch.device("cpu"))}
+    found = measure(**settings)
+    if args.out is not None:
+        args.out.write_text(json.dumps({**about, "seconds": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,5 +27,6 @@ mv "$scratch/layers.json" "$results/layers.json"
 mv "$scratch/layers.png" docs/layers.png
 "$python" -m orthoconv bench regimes --out "$scratch" --device cpu --methods '[plain, cayley, bcop, rko, aoc]'
 mv "$scratch/regimes.json" "$results/regimes.json"
+"$python" benchmarks/published.py --out "$results/published.json"
 "$python" benchmarks/tables.py --write
 "$python" docs/figures.py --write

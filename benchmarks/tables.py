@@ -7,6 +7,7 @@ layers says so by itself.
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,29 @@ def regime_table() -> str:
     return "\n".join(lines)
 
 
+def ratio(seconds: dict[str, list[float]]) -> float:
+    """Our time over that of the published formula: the median of the ratios of single turns."""
+    return statistics.median(a / b for a, b in zip(seconds["ours"], seconds["published"], strict=True))
+
+
+def published_table() -> str:
+    """A column per method, a line per padding of the published formulas."""
+    seconds = json.loads((RESULTS / "published.json").read_text())["seconds"]
+    methods = list(seconds["circular"])
+    lines = [f"| references | {' | '.join(methods)} |", f"|---|{'---|' * len(methods)}"]
+    for padding, label in (("circular", "padded circularly"), ("zeros", "padded by zeros")):
+        found = seconds[padding]
+        shown = [f"{ratio(found[m]):.2f}" if m in found else "" for m in methods]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 def tables() -> dict[str, str]:
     """All of them, by the names of their marks in the page."""
     networks = {name: "\n\n".join(map(network_table, cases(name))) for name in (*NETWORKS, "kwlarge_kept")}
     regimes = {"regimes": regime_table()} if (RESULTS / "regimes.json").exists() else {}
     found = {"summary": summary_table(), **networks, "layers": layer_table(), **regimes}
+    found["published"] = published_table()
     old = set(stale())
     old |= {"summary"} if old & set(NETWORKS) else set()
     return {name: f"{table}\n\n{OLD}" if name in old else table for name, table in found.items()}

@@ -125,7 +125,7 @@ def test_networks_of_other_libraries_have_no_plain_layer_left(name: str, tmp_pat
 
 def test_without_the_other_libraries_their_columns_are_left_out(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(bench, "_listing", lambda: None)
-    monkeypatch.setattr(bench, "_orthogonium", lambda: None)
+    monkeypatch.setattr(bench, "orthogonium_conv", lambda: None)
     run = bench.Benchmark("layers", None, 1, None, False, tmp_path)
     assert "listing" not in run.methods
     assert "orthogonium" not in run.methods

@@ -1,6 +1,6 @@
 """Times of every method against the plain one, in the same run: the paper's runtime tables and figure."""
 
-__all__ = ["BATCHES", "PANELS", "PAPER", "REGIMES", "Benchmark", "columns"]
+__all__ = ["BATCHES", "PANELS", "PAPER", "REGIMES", "Benchmark", "columns", "orthogonium_conv"]
 
 import importlib.util
 import json
@@ -94,7 +94,7 @@ class Benchmark:
         if rounds < 1:
             raise ValueError(f"rounds must be positive, got {rounds}")
         self.kind, self.rounds, self.path, self.device = kind, rounds, out / f"{kind}.json", device
-        self.listing, self.orthogonium = _listing(), _orthogonium()
+        self.listing, self.orthogonium = _listing(), orthogonium_conv()
         absent = {"listing": self.listing is None, "orthogonium": self.orthogonium is None}
         self.methods = [m for m in methods if not absent.get(m)]
         self.cases: list[dict[str, Any]] = []
@@ -185,7 +185,8 @@ def _listing() -> ModuleType | None:
     return module
 
 
-def _orthogonium() -> Factory | None:
+def orthogonium_conv() -> Factory | None:
+    """Return orthogonium's AOC convolution, or None without that package."""
     try:
         from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
     except ImportError:
