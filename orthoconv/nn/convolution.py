@@ -4,7 +4,7 @@ __all__ = ["BaseConv2d", "TransposedConv2d"]
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,6 +68,11 @@ class BaseConv2d(ImageLayer):
     @abstractmethod
     def exported_inner(self, size: Pair) -> nn.Module:
         """The inner convolution, or its adjoint if the layer is transposed, as a plain module without bias."""
+
+    def inner_in_double(self, size: Pair) -> Callable[[Tensor], Tensor]:
+        """The inner convolution, or its adjoint if the layer is transposed, in float64, for images of that size."""
+        D = self.spectrum(size, double=True).detach()
+        return partial(self.convolve_by_spectrum, D=D.mH if self.transposed else D)
 
     def convolve_by_spectrum(self, x: Tensor, D: Tensor) -> Tensor:
         """Convolve images of the torus by matrices D (g, f, o, i), in any precision."""
@@ -233,16 +238,15 @@ class _InDouble(nn.Module):
     def __init__(self, layer: BaseConv2d) -> None:
         super().__init__()
         self._layer = (layer,)  # not a submodule: it keeps its precision
-        self._spectra: dict[Pair, Tensor] = {}
+        self._inner: dict[Pair, Callable[[Tensor], Tensor]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         (layer,) = self._layer
-        size, transposed = layer.geometry.size_of(x.shape), layer.transposed
-        if size not in self._spectra:
-            self._spectra[size] = layer.spectrum(size, double=True).detach()
-        D = self._spectra[size].mH if transposed else self._spectra[size]
+        size = layer.geometry.size_of(x.shape)
+        if size not in self._inner:
+            self._inner[size] = layer.inner_in_double(size)
         single = x.ndim == len(size) + 1
         images = x[None] if single else x
-        y = layer.geometry.around(images, lambda z: layer.convolve_by_spectrum(z, D), adjoint=transposed)
+        y = layer.geometry.around(images, self._inner[size], adjoint=layer.transposed)
         y = y if layer.bias is None else y + layer.geometry.as_image(layer.bias.detach().double())
         return y[0] if single else y

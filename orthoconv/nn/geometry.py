@@ -1,12 +1,12 @@
 """The geometry of a convolution: what happens around the convolution itself, whatever its operator is."""
 
-__all__ = ["Geometry", "NativeGeometry", "Padding", "check_same_padding"]
+__all__ = ["Geometry", "NativeGeometry", "Padding", "UncroppedGeometry", "check_same_padding"]
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,6 +38,7 @@ class Geometry:
     groups: int
     padding_mode: str
     transposed: bool
+    crops: ClassVar[bool] = True  # whether `around` pads images to the torus, and crops the result
 
     @classmethod
     def of(
@@ -134,7 +135,7 @@ class Geometry:
         """Downsample (b, c, h, w), pad to the torus, convolve and crop; or the adjoint, which upsamples at the end."""
         x = x if adjoint else space_to_depth(x, self.stride)
         h, w = x.shape[-2:]
-        H, W = self.torus((h, w))
+        H, W = self.torus((h, w)) if self.crops else (h, w)
         y = convolve(x) if (h, w) == (H, W) else convolve(F.pad(x, (0, W - w, 0, H - h)))[..., :h, :w].contiguous()
         return depth_to_space(y, self.stride) if adjoint else y
 
@@ -156,6 +157,12 @@ class Geometry:
         ones = (1,) * len(self.stride)
         usual = {"stride": ones, "dilation": ones, "groups": 1, "padding_mode": "circular"}
         return ", ".join(parts + [f"{k}={getattr(self, k)}" for k, v in usual.items() if getattr(self, k) != v])
+
+
+class UncroppedGeometry(Geometry):
+    """`Geometry` of an inner convolution that pads by zeros itself: it gets the image, and returns one of its size."""
+
+    crops = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -22,14 +23,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.convolutions import convolve
-from orthoconv.linalg import exponential_terms, frobenius_norm, norm_bound, skew_exponential
+from orthoconv.linalg import exponential_terms, frobenius_norm, norm_bound, skew_exponential, spectral_norm
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
+from orthoconv.nn.geometry import Geometry, UncroppedGeometry
 from orthoconv.nn.kernel import KernelConv2d, circular_conv2d, kernel_units
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
-from orthoconv.nn.plain import PlainSpectrum
+from orthoconv.nn.plain import PlainSpectrum, owned
 from orthoconv.nn.sequences import SequenceConv1d
 from orthoconv.nn.spectral import UnscaledConv2d, matrices_on
 from orthoconv.nn.volumes import VolumeConv3d
@@ -130,16 +132,21 @@ class TaylorSOCConv2d(KernelConv2d):
 
     .. math:: \Big(1 + \frac{1}{(m+1)!}\Big)^{-1} \sum_{k=0}^m \frac{A^k}{k!}, \qquad A = \frac{W - W^*}{2 \max(s, 1)}
 
-    This is the published form: each term is one more convolution with a small kernel. For batches of half as many
-    images as channels or more, that takes more operations than forming the same polynomial of A at each frequency. The
-    layer then does the latter.
+    This is the published form: each term is one more convolution with a small kernel. On circular images and for
+    batches of half as many images as channels or more, that takes more operations than forming the same polynomial of A
+    at each frequency. The layer then does the latter.
+
+    With ``padding_mode="zeros"``, each of these convolutions pads by zeros, as published. Its matrix is skew, too, so
+    nothing is lost at the border: the singular values are what they are on circular images, up to the rest of the
+    series. Other methods lose norm there.
 
     The number s is an upper bound of the norm of (W - W*) / 2 on images of any size: sqrt(kh kw) times the least norm
     of four matrices made of the kernel (Singla and Feizi, Fantastic Four, 2021), each bounded from above
     (`linalg.norm_bound`). Hence \|A\| <= 1, the sum has norm at most 1 + 1 / (m+1)!, and the layer at most 1. Public
     code takes s from a power iteration, which is a lower bound, and leaves out the rest of the series.
 
-    Its singular values are at least 1 - 2 / (m+1)! for an isometry: 3e-10 below 1 for 12 terms.
+    Its singular values are at least 1 - 2 / (m+1)! for an isometry: 3e-10 below 1 for 12 terms. The published code
+    takes 5 or 6 terms in training and 12 or more afterwards.
 
     Arguments are those of `BaseConv2d`, and
 
@@ -156,6 +163,7 @@ class TaylorSOCConv2d(KernelConv2d):
     """
 
     guarantee: ClassVar[Guarantee | None] = "nonexpansive"
+    geometry_type: ClassVar[type[Geometry]] = UncroppedGeometry
 
     def set_up(self, *, terms: int = 12, identity: bool = False) -> None:
         o, i, kh, kw = self.kernel_shape
@@ -182,20 +190,11 @@ class TaylorSOCConv2d(KernelConv2d):
         return torch.cat([part / _scale_of_any_size(part) for part in K])
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        if self._go_by_frequencies(x):
+        if not self.geometry.is_cropped and self._go_by_frequencies(x):
             p = plane(self.geometry.size_of(x.shape), x.dtype, x.device)
             D = self.cached(("series", *p.size), partial(self._matrices_on, p))
             return convolve(p, x, D.mH if adjoint else D, bias)
-        kernel = self.cached_operator()
-        kernel = -kernel if adjoint else kernel
-        o, i = self.kernel_shape[0] // self.groups, self.kernel_shape[1]
-        x = F.pad(x.unflatten(1, (self.groups, -1)), (0, 0, 0, 0, 0, kernel.shape[1] - (o if adjoint else i)))
-        y: Tensor = x.flatten(1, 2)
-        term = y
-        for k in range(1, self.terms + 1):
-            term = circular_conv2d(term, kernel, None, self.dilation, self.groups) / k
-            y = y + term
-        y = y.unflatten(1, (self.groups, -1))[:, :, : i if adjoint else o].flatten(1, 2) / self._largest
+        y = _series_in_space(x, self.cached_operator(), self.geometry, self.terms, adjoint=adjoint)
         return y if bias is None else y + bias[:, None, None]
 
     def _matrices_on(self, p: Plane, *sources: Tensor) -> Tensor:
@@ -215,6 +214,7 @@ class TaylorSOCConv2d(KernelConv2d):
         return self._series(A).flatten(0, 1)
 
     def spectrum(self, size: Pair, *, double: bool = False) -> Tensor:
+        """Return the series at each frequency. With padding by zeros, that is another layer: the circular one."""
         return self._series(super().spectrum(size, double=double))
 
     def inner_units(self, size: Pair) -> float:
@@ -222,26 +222,72 @@ class TaylorSOCConv2d(KernelConv2d):
         kernel = self.cached_operator()
         c, norm = kernel.shape[1], math.sqrt(kernel[0, 0].numel()) * frobenius_norm(kernel)  # of A at any frequency
         largest = math.sqrt(min(self.kernel_shape[:2])) + 1  # Frobenius norm of matrices whose norm is at most 1
+        in_space = self.terms + math.e * kernel_units(kernel)
+        if self.geometry.is_cropped:
+            return in_space
         # A^k / k! has k - 1 products, whose errors add up to 1 in all; products with I in a sum add `norm` at most.
         series = math.sqrt(2) * (c + 2) * norm * (norm + 1) + (self.terms + 2) * (math.sqrt(c) + 2 * norm)
-        return max(self.spectral_units(size, largest) + series, self.terms + math.e * kernel_units(kernel))
+        return max(self.spectral_units(size, largest) + series, in_space)
+
+    def lipschitz(self, shape: Sequence[int]) -> float:
+        """With padding by zeros, A has a norm of at most that on the torus, |A|, and the sum 1 + |A|^(m+1) / (m+1)!."""
+        if not self.geometry.is_cropped:
+            return super().lipschitz(shape)
+        A = super().spectrum(self.geometry.size_of(shape), double=True)
+        rest: float = spectral_norm(A) ** (self.terms + 1) * (1 / math.factorial(self.terms + 1))
+        return (1 + rest) / _largest(self.terms) * (1 + 2**-50)
+
+    def inner_in_double(self, size: Pair) -> Callable[[Tensor], Tensor]:
+        return _PlainSeries(self).double() if self.geometry.is_cropped else super().inner_in_double(size)
 
     def exported_inner(self, size: Pair) -> nn.Module:
+        if self.geometry.is_cropped:
+            return _PlainSeries(self)
         D = self.spectrum(size)
         return PlainSpectrum(D.mH if self.transposed else D, self.geometry.inner_size(size))
-
-    @property
-    def _largest(self) -> float:
-        """Bound of the norm of the sum."""
-        return 1 + 1 / math.factorial(self.terms + 1)
 
     def _series(self, A: Tensor) -> Tensor:
         """Sum of the series for A (..., c, c), cut to the layer's channels."""
         X = exponential_terms(A, self.terms)
-        return X[..., : self.kernel_shape[0] // self.groups, : self.kernel_shape[1]] / self._largest
+        return X[..., : self.kernel_shape[0] // self.groups, : self.kernel_shape[1]] / _largest(self.terms)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, terms={self.terms}"
+
+
+def _series_in_space(x: Tensor, kernel: Tensor, geometry: Geometry, terms: int, *, adjoint: bool) -> Tensor:
+    """Apply the series to images (b, c, h, w), one convolution by the kernel of A (g c, c, kh, kw) after another."""
+    (o, i, *_), c, g, dilation = geometry.kernel_shape, kernel.shape[1], geometry.groups, geometry.inner_dilation
+    kernel, o, i = (-kernel, i, o // g) if adjoint else (kernel, o // g, i)
+    y = term = F.pad(x.unflatten(-3, (g, i)), (0, 0, 0, 0, 0, c - i)).flatten(-4, -3)
+    reach = [d * (k // 2) for d, k in zip(dilation, kernel.shape[2:], strict=True)]
+    for k in range(1, terms + 1):
+        if geometry.is_cropped:
+            term = F.conv2d(term, kernel, None, 1, reach, dilation, g) / k
+        else:
+            term = circular_conv2d(term, kernel, None, dilation, g) / k
+        y = y + term
+    kept: Tensor = y.unflatten(-3, (g, c))[..., :o, :, :].flatten(-4, -3)
+    return kept / _largest(terms)
+
+
+def _largest(terms: int) -> float:
+    """Bound of the norm of the series for |A| <= 1."""
+    return 1 + 1 / math.factorial(terms + 1)
+
+
+class _PlainSeries(nn.Module):
+    """The series of a layer, without stride and bias, by a fixed kernel."""
+
+    kernel: Tensor
+
+    def __init__(self, layer: TaylorSOCConv2d) -> None:
+        super().__init__()
+        self.geometry, self.terms = layer.geometry, layer.terms
+        self.register_buffer("kernel", owned(layer.cached_operator()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _series_in_space(x, self.kernel, self.geometry, self.terms, adjoint=self.geometry.transposed)
 
 
 class TaylorSOCConvTranspose2d(TransposedConv2d, TaylorSOCConv2d):
