@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from orthoconv.certificates import growth, in_double
 from orthoconv.certificates.algebra import Growth
 from orthoconv.certificates.heads import pairwise_rates
+from orthoconv.certificates.own_forward import headed_form
 from orthoconv.devices import move
 from orthoconv.exporting import export
 from orthoconv.files import write_atomically
@@ -60,7 +61,8 @@ def certificate_metadata(model: nn.Module, input_shape: Sequence[int]) -> dict[s
         classes = model(zeros_for(model, input_shape)).shape[-1]
         usual = math.sqrt(2) * grown.lipschitz * _UP
         rates = torch.full((classes, classes), usual, dtype=torch.float64).fill_diagonal_(0)
-        pairwise = pairwise_rates(model, lambda body: growth(body, input_shape, torch.float64).lipschitz)
+        form = headed_form(model, input_shape)
+        pairwise = pairwise_rates(form, lambda body: growth(body, input_shape, torch.float64).lipschitz)
         if pairwise is not None:
             rates = rates.minimum(_UP * pairwise.cpu())
     grown.error(0.0)  # or an error that names what nobody can bound

@@ -11,7 +11,22 @@ from orthoconv.attacks import L2Ball, cross_examine, pgd
 from orthoconv.certificates import pairwise_radius
 from orthoconv.certificates.heads import split_head
 from orthoconv.data import load
-from orthoconv.nn import BjorckLinear, CayleyConv2d, CayleyLinear, ConvexResidual, MaxMin, NormalizedLinear, Scale
+from orthoconv.nn import (
+    BjorckLinear,
+    CayleyConv2d,
+    CayleyLinear,
+    ConvexResidual,
+    Ensemble,
+    IsometryAverage,
+    MaxMin,
+    Mirror,
+    Move,
+    Normalize,
+    NormalizedLinear,
+    Scale,
+    Shift,
+)
+from orthoconv.onnx_files import certificate_metadata
 from orthoconv.train import Recipe, fit
 
 
@@ -175,6 +190,74 @@ def test_what_counts_as_a_head() -> None:
     assert split is not None
     assert len(split.body) == 2
     assert split.body[0] is twice
+
+
+class Own(nn.Module):
+    """A model with a forward pass of its own; the rows of its head are close to each other."""
+
+    def __init__(self, last: nn.Module | None = None) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(CayleyConv2d(1, 4, 3), MaxMin(), nn.Flatten()), NormalizedLinear(64, 3)
+        self.last = nn.Identity() if last is None else last
+        with torch.no_grad():
+            self.head.weight[:, :32] += 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.head(self.body(x)))
+
+    def as_sequential(self) -> nn.Module:
+        return nn.Sequential(self.body, self.head, self.last)
+
+
+def around(f: nn.Module) -> dict[str, nn.Module]:
+    """What a model may stand in without losing its head."""
+    numbers = Shift((3,))
+    with torch.no_grad():
+        numbers.bias.copy_(torch.tensor([0.3, -0.2, 0.1]))
+    return {
+        "shift": nn.Sequential(Normalize([0.5], [1.0]), f, numbers, nn.Sequential(Scale(0.5))),
+        "mirror": nn.Sequential(IsometryAverage(f), Scale(2.0)),
+        "moves": IsometryAverage(nn.Sequential(f), [Mirror(), Move(1, 0)]),
+        "ensemble": Ensemble([f, nn.Sequential(f, Scale(0.5))]),
+        "mirrored ensemble": IsometryAverage(Ensemble([f])),
+    }
+
+
+@pytest.mark.parametrize("name", around(nn.Identity()))
+def test_a_forward_of_its_own_keeps_its_head_inside_of_others(name: str) -> None:
+    own, x = Own().eval(), torch.rand(6, 1, 4, 4)
+    model, other = around(own)[name], around(own.as_sequential())[name]
+    batch = [(x, model(x).argmax(1))]
+    found, expected = certify(model, batch), certify(other, batch)
+    assert found.head == expected.head == "pairwise"
+    torch.testing.assert_close(found.radius, expected.radius, rtol=1e-5, atol=1e-7)
+    by_norm = certified_radius(found.logits, found.labels, found.lipschitz)
+    assert (found.radius > 1.5 * by_norm).all(), "the negative control: without the head, radii are shorter"
+    rates = certificate_metadata(model, (1, 4, 4))["rates"]
+    torch.testing.assert_close(torch.tensor(rates), torch.tensor(certificate_metadata(other, (1, 4, 4))["rates"]))
+    model.register_forward_hook(lambda module, args, y: 100 * y)
+    with pytest.raises(TypeError, match="hooks"):
+        certify(model, batch)
+
+
+def test_a_graph_that_ends_in_a_mean_of_heads() -> None:
+    own = Own(Ensemble([nn.Tanh(), nn.Identity()])).eval()
+    x = torch.rand(6, 1, 4, 4)
+    assert certify(own, [(x, own(x).argmax(1))]).head == "lipschitz", "parts of a mean that are no heads"
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = IsometryAverage(Own().as_sequential())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.f(2 * x)
+
+    mean = Mean().eval()
+    found = certify(mean, [(x, mean(x).argmax(1))])
+    expected = certify(nn.Sequential(Scale(2.0), mean.f), [(x, mean(x).argmax(1))])
+    assert found.head == "pairwise"
+    torch.testing.assert_close(found.radius, expected.radius, rtol=1e-5, atol=1e-7)
 
 
 def test_other_models_and_other_bounds_keep_the_rule_of_the_paper() -> None:

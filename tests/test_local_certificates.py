@@ -16,12 +16,12 @@ from orthoconv.nn import (
     CayleyConv2d,
     CayleyLinear,
     Ensemble,
+    Gain,
     InvertibleDownsample,
     IsometryAverage,
     MaxMin,
     Normalize,
     NormalizedLinear,
-    Shift,
     ShiftConv2d,
 )  # fmt: skip
 
@@ -312,7 +312,7 @@ def test_hooks_that_change_gradients_are_refused() -> None:
 
 def test_inference_mode_and_no_linear_layer_at_the_end() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(plane(), Shift((3,))).eval()
+    model = nn.Sequential(plane(), Gain((3,))).eval()
     x = torch.randn(8, 2)
     labels, eps = model(x).argmax(1), [0.01 * k for k in range(1, 30)]
     outside = certify(model, [(x, labels)], eps, local=True)

@@ -21,7 +21,7 @@ from orthoconv.certificates.double import in_double, require_all_double
 from orthoconv.certificates.downward import certain, rounded_down
 from orthoconv.certificates.heads import pairwise_radius, pairwise_rates, pairwise_reach
 from orthoconv.certificates.local import levels_at, levels_by, proven_radius
-from orthoconv.certificates.own_forward import bounded_form
+from orthoconv.certificates.own_forward import bounded_form, headed_form
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.devices import device_of, in_double_near, in_reach_of_double, move
 from orthoconv.linalg import row_norms
@@ -280,7 +280,7 @@ def _basis(near: nn.Module, x: Tensor, lipschitz: float | None, rounding: bool, 
     bound = partial(_bound, walk, shape)
     if lipschitz is None and grown is not None:
         lipschitz = max(grown.lipschitz, _TINY)
-        rates = pairwise_rates(form, bound)
+        rates = pairwise_rates(headed_form(form, shape), bound)
     assert lipschitz is not None
     branches = branches_of(form, exact, bound) if local and exact is not None else []
     return _Basis(shape, lipschitz, rates, grown, exact, branches)

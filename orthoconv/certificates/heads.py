@@ -1,6 +1,6 @@
 """Certificates of models that end in a linear layer: each pair of classes has a bound of its own."""
 
-__all__ = ["Head", "pairwise_radius", "pairwise_rates", "pairwise_reach", "split_head"]
+__all__ = ["AFTER_HEAD", "Head", "pairwise_radius", "pairwise_rates", "pairwise_reach", "split_head"]
 
 import copy
 import math
@@ -17,6 +17,7 @@ from orthoconv.certificates.trust import is_plain
 from orthoconv.devices import in_double_near
 from orthoconv.margins import check_logits
 from orthoconv.modules import compiled_from
+from orthoconv.nn.affine import Shift
 from orthoconv.nn.ensemble import Ensemble
 from orthoconv.nn.isometry import IsometryAverage
 from orthoconv.nn.linear import BaseLinear
@@ -25,6 +26,9 @@ from orthoconv.nn.normalize import Scale
 _EPS = torch.finfo(torch.float64).eps
 _TINY = 1e-100  # the squares of smaller differences may vanish in float64
 _SMALLEST = sys.float_info.min  # a bound below it has lost digits
+
+
+AFTER_HEAD = (Scale, Shift, nn.Identity, nn.Dropout)  # what may follow the last linear layer
 
 
 class Head(NamedTuple):
@@ -54,8 +58,8 @@ def split_head(model: nn.Module) -> Head | None:
     """Split a model into its body and its last linear layer; return None if it does not end in one.
 
     The model is an `nn.Sequential`, nested or not, or a graph of torch.fx, that ends in an `nn.Linear` or a
-    `BaseLinear`; only `Scale`, `nn.Identity` and `nn.Dropout` may follow. Or it ends in the `IsometryAverage` of such a
-    model. Whether each part does what its class says, `growth` finds out.
+    `BaseLinear`; only `Scale`, `Shift`, `nn.Identity` and `nn.Dropout` may follow. Or it ends in the `IsometryAverage`
+    of such a model. Whether each part does what its class says, `growth` finds out.
 
     >>> from orthoconv.nn import MaxMin
     >>> head = split_head(nn.Sequential(nn.Linear(8, 4), MaxMin(), nn.Sequential(nn.Linear(4, 3), Scale(-2.0))))
@@ -77,9 +81,13 @@ def split_head(model: nn.Module) -> Head | None:
             return Head(nn.Sequential(*layers), last.weight, factor)
         elif isinstance(last, BaseLinear) and is_plain(last, BaseLinear):
             return Head(nn.Sequential(*layers), last.cached_operator(), factor)
-        elif not any(isinstance(last, kind) and is_plain(last, kind) for kind in (nn.Identity, nn.Dropout)):
+        elif not _may_follow(last):
             return None
     return None
+
+
+def _may_follow(layer: nn.Module) -> bool:
+    return any(isinstance(layer, kind) and is_plain(layer, kind) for kind in AFTER_HEAD)
 
 
 def pairwise_rates(model: nn.Module, bound: Callable[[nn.Module], float]) -> Tensor | None:
@@ -129,7 +137,7 @@ def _members(model: nn.Module) -> list[nn.Module] | None:
         if isinstance(last, IsometryAverage) and is_plain(last, IsometryAverage):
             inner = _members(last.f)
             return inner and [nn.Sequential(*layers, last.of(member), *after) for member in inner]
-        if not any(isinstance(last, kind) and is_plain(last, kind) for kind in (Scale, nn.Identity, nn.Dropout)):
+        if not _may_follow(last):
             return None
         after.insert(0, last)
     return None
@@ -160,7 +168,7 @@ def _without_last(graph: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module | No
     if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs or len(node.all_input_nodes) != 1:
         return graph, None
     last = graph.get_submodule(str(node.target))
-    if not isinstance(last, nn.Linear | BaseLinear | Scale | nn.Identity | nn.Dropout) or len(node.users) > 1:
+    if not isinstance(last, (nn.Linear, BaseLinear, IsometryAverage, Ensemble, *AFTER_HEAD)) or len(node.users) > 1:
         return graph, None
     body = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     end = next(n for n in body.graph.nodes if n.op == "output")

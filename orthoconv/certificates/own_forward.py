@@ -1,21 +1,25 @@
 """Modules with a `forward` of their own: the graph of what they compute, or an error that says why there is none."""
 
-__all__ = ["bounded_form", "graph_of", "is_own", "require_same"]
+__all__ = ["bounded_form", "graph_of", "headed_form", "is_own", "require_same"]
 
 import copy
 import inspect
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor, fx, nn
 
+from orthoconv.certificates.heads import AFTER_HEAD
 from orthoconv.certificates.rules import base_with_rule
 from orthoconv.certificates.state import State
 from orthoconv.certificates.tracer import UntraceableError, trace
-from orthoconv.certificates.trust import GRADIENT_MODES, require_as_defined
+from orthoconv.certificates.trust import GRADIENT_MODES, is_plain, require_as_defined
 from orthoconv.certificates.unwrapping import unwrapped
 from orthoconv.modules import zeros_for
+from orthoconv.nn.ensemble import Ensemble
+from orthoconv.nn.isometry import IsometryAverage
 
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattribute__")
 _SAME = 1e-3  # of the largest output: the same operations in the same order differ by rounding at most
@@ -37,6 +41,42 @@ def bounded_form(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
         return model
     with torch.no_grad():
         return graph_of(model, zeros_for(model, input_shape), type(model).__name__)
+
+
+def headed_form(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
+    """Return the model with graphs in place of what it ends in, so that its last linear layer can be seen.
+
+    That is the last layer of an `nn.Sequential`, the model of an `IsometryAverage`, and the members of an `Ensemble`,
+    as far as they have a forward of their own. What follows a head stays.
+    """
+    with torch.no_grad():
+        return _form(model, zeros_for(model, input_shape), type(model).__name__)
+
+
+def _form(module: nn.Module, x: Tensor, path: str) -> nn.Module:
+    module = unwrapped(module)
+    if is_own(module):
+        return graph_of(module, x, path)
+    if not any(is_own(unwrapped(m)) for m in module.modules()):
+        return module
+    if isinstance(module, IsometryAverage) and is_plain(module, IsometryAverage):
+        return module.of(_form(module.f, x, f"{path}.f")).train(module.training)
+    if isinstance(module, Ensemble) and is_plain(module, Ensemble):
+        members = [_form(member, x, f"{path}.members.{k}") for k, member in enumerate(module.members)]
+        return Ensemble(members).train(module.training)
+    if isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential):
+        layers = dict(module._modules)  # children() would leave out a layer that stands in two places
+        ends = [name for name, layer in layers.items() if not _follows(layer)]
+        if ends:
+            *before, last = list(layers)[: list(layers).index(ends[-1]) + 1]
+            layers[last] = _form(layers[last], nn.Sequential(*(layers[k] for k in before))(x.clone()), f"{path}.{last}")
+            return nn.Sequential(OrderedDict(layers)).train(module.training)
+    return module
+
+
+def _follows(layer: nn.Module | None) -> bool:
+    """Whether a layer, or all those of an `nn.Sequential`, may follow a head."""
+    return isinstance(layer, AFTER_HEAD) or (isinstance(layer, nn.Sequential) and all(map(_follows, layer)))
 
 
 def graph_of(module: nn.Module, x: Tensor, path: str) -> fx.GraphModule:
