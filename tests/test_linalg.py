@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -82,6 +84,14 @@ def test_zero_gives_the_identity() -> None:
 def test_the_inverse_of_the_transform_is_the_transform_of_minus() -> None:
     W = torch.randn(6, 6, dtype=torch.float64)
     torch.testing.assert_close(cayley(W) @ cayley(-W), torch.eye(6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("norm", [1.0, 63.0, 65.0, 1e3, 1e5])
+def test_square_matrices_of_any_norm_stay_orthogonal_in_float32(norm: float) -> None:
+    """Entries of a matrix of order 64 and norm 1e3 are around 16, so the norm decides, and not the entries."""
+    for W in torch.randn(60, 64, 64):  # one by one: a large entry of one would decide for all
+        Q = cayley(norm * W / W.norm())
+        assert (torch.linalg.svdvals(Q.double()) - 1).abs().max() <= 2e-6 * math.sqrt(64)
 
 
 @pytest.mark.parametrize(("norm", "atol"), [(1, 2e-6), (1e2, 2e-5), (1e3, 1e-4), (1e4, 2e-3)])

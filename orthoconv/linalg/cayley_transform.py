@@ -43,7 +43,7 @@ def cayley(W: Tensor) -> Tensor:
     m, n = W.shape[-2:]
     if m < n:
         return cayley(W.mT).mT
-    if W.dtype in DOUBLE and ((m > n and budget.has_double(W.device)) or is_large(W)):
+    if W.dtype in DOUBLE and ((m > n and budget.has_double(W.device)) or _has_large_norm(W)):
         return cayley(W.to(DOUBLE[W.dtype])).to(W.dtype)  # rounding A, and V*V the more, costs Q its orthogonality
     U, V = W[..., :n, :], W[..., n:, :]
     I = torch.eye(n, dtype=W.dtype, device=W.device)  # noqa: E741
@@ -61,8 +61,16 @@ def is_large(W: Tensor) -> bool:
     >>> is_large(torch.tensor(65.0)), is_large(torch.eye(2)), is_large(torch.tensor(65.0, dtype=torch.float64))
     (True, False, False)
     """
-    seen = W.dtype in DOUBLE and W.numel() > 0 and budget.has_cache(W.device) and is_concrete(W)
-    return seen and bool(W.detach().abs().max() > budget.EXACT_NORM)
+    return _is_seen(W) and bool(W.detach().abs().max() > budget.EXACT_NORM)
+
+
+def _has_large_norm(W: Tensor) -> bool:
+    """Whether the Frobenius norm of one of the matrices W exceeds `budget.EXACT_NORM`, where `is_large` would look."""
+    return _is_seen(W) and bool(torch.linalg.vector_norm(W.detach(), dim=(-2, -1)).max() > budget.EXACT_NORM)
+
+
+def _is_seen(W: Tensor) -> bool:
+    return W.dtype in DOUBLE and W.numel() > 0 and budget.has_cache(W.device) and is_concrete(W)
 
 
 def cayley_preimage(Q: Tensor, damping: float = 0.0) -> Tensor:
