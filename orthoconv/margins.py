@@ -1,6 +1,6 @@
 """The margin of the true class, which certificates and attacks share."""
 
-__all__ = ["check_labels", "check_logits", "margin", "radius_text"]
+__all__ = ["check_labels", "check_logits", "integer_labels", "margin", "radius_text"]
 
 import math
 from fractions import Fraction
@@ -52,8 +52,18 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
     >>> check_labels(torch.tensor([0, 2]), 3)
     """
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {labels.dtype}")
+    labels = integer_labels(labels)
     least, most = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
     if least < 0 or most >= classes:
         raise ValueError(f"labels must be from 0 to {classes - 1}, got some from {least} to {most}")
+
+
+def integer_labels(labels: Tensor) -> Tensor:
+    """Return labels of any integer type as int64; raise an error if they are of another type.
+
+    >>> integer_labels(torch.tensor([0, 2], dtype=torch.uint8))
+    tensor([0, 2])
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}")
+    return labels.long()

@@ -21,7 +21,7 @@ from orthoconv.data.batching import augment, generator
 from orthoconv.elimination import cholesky
 from orthoconv.nn import CayleyConv2d, CircularConv2d, MaxMin, conv_methods, linear_methods
 from orthoconv.nn.methods import conv_method, linear_method
-from orthoconv.train import CriticRecipe, Recipe, TrainingError, fit, wasserstein_distance
+from orthoconv.train import OBJECTIVES, CriticRecipe, Recipe, TrainingError, fit, wasserstein_distance
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # kernels of two devices add in another order
 
@@ -311,6 +311,19 @@ def test_a_step_of_training_waits_for_nothing(tmp_path: Path, monkeypatch: pytes
     copied = sum(1 for _ in network.state_dict()) + 3 * sum(1 for _ in network.parameters())
     assert usage.syncs.total() <= 2 * len(calls) + copied, "figures that are read, and one checkpoint"
     assert set(usage.syncs) == {"_to_copy"}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_wait_for_nothing(name: str) -> None:
+    """They check the values of labels and of constants on a CPU alone."""
+    logits, labels, rows = torch.randn(6, 5).double(), torch.randint(5, (6,)), torch.randn(5, 8).double()
+    constants, numbers = torch.cdist(rows, rows), Recipe(loss=name).constants(0.5)
+    loss = OBJECTIVES[name].loss
+    moved = [t.to(NAME) for t in (logits, labels, constants)]
+    with counted() as usage:
+        value = loss(moved[0], moved[1], numbers, moved[2])
+    assert not usage.syncs, usage.syncs
+    torch.testing.assert_close(value.cpu(), loss(logits, labels, numbers, constants))
 
 
 def test_a_step_that_is_not_finite_is_named_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

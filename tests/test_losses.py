@@ -262,11 +262,168 @@ def test_the_sharpness_of_soft_hkr_is_a_constant_for_the_gradient(case) -> None:
         (lambda y, t: soft_hkr_loss(y, t, temperature=0), "temperature must be positive"),
         (lambda y, t: tau_cross_entropy(y, t, 0), "tau must be positive and finite, got 0"),
         (lambda y, t: logit_annealing(y, t, beta=-1), "beta must be at least 0 and finite, got -1"),
+        (lambda y, t: hinge_loss(y, t, -1), "margin must be at least 0 and finite, got -1"),
+        (lambda y, t: hinge_loss(y, t, math.nan), "margin must be at least 0 and finite, got nan"),
     ],
 )
 def test_refusals(case, call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(*case[:2])
+
+
+EVERY = {
+    "hinge": lambda y, t: hinge_loss(y, t, EPS),
+    "offset": offset_cross_entropy,
+    "tau": tau_cross_entropy,
+    "annealing": logit_annealing,
+    "emma": lambda y, t: emma_loss(y, t, EPS),
+    "gloro": lambda y, t: gloro_loss(y, t, EPS),
+    "vra": vra_loss,
+    "radius": radius_cross_entropy,
+    "regularizer": certificate_regularizer,
+    "certificate": regularized_cross_entropy,
+    "kr": kr_loss,
+    "hkr": hkr_loss,
+    "soft_hkr": soft_hkr_loss,
+}
+SEVERAL = [name for name in EVERY if name not in ("kr", "hkr")]  # the two others take one score, too
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_labels_that_are_no_classes_are_refused(case, name: str) -> None:
+    logits, labels, _ = case
+    loss, wrong = EVERY[name], labels.clone()
+    for value, span in ((5, "[0-4] to 5"), (-1, "-1 to [0-4]")):
+        wrong[3] = value
+        with pytest.raises(ValueError, match=f"labels must be from 0 to 4, got some from {span}"):
+            loss(logits, wrong)
+    for dtype in (torch.float64, torch.complex64, torch.bool):
+        with pytest.raises(TypeError, match=f"labels must be integers, got {dtype}"):
+            loss(logits, labels.to(dtype))
+    for shaped in (labels[:, None], F.one_hot(labels, 5), F.one_hot(labels, 5).double(), labels[:2], labels[0]):
+        with pytest.raises(
+            ValueError, match=rf"labels \(b,\).*, got \(12, 5\) and \({str(tuple(shaped.shape))[1:-1]}\)"
+        ):
+            loss(logits, shaped)
+    with pytest.raises(TypeError, match=r"labels must be a tensor, got \[0, 1, "):
+        loss(logits, [0, 1, *labels.tolist()])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_logits_that_are_none_are_refused(case, name: str) -> None:
+    logits, labels, _ = case
+    loss, called = EVERY[name], "scores" if name in ("kr", "hkr") else "logits"
+    with pytest.raises(TypeError, match=rf"{called} must be a tensor, got \[\["):
+        loss(logits.tolist(), labels)
+    with pytest.raises(TypeError, match=f"{called} must be of floating point numbers, got torch.int64"):
+        loss(logits.long(), labels)
+    for shaped in (logits[None], logits[:0], logits[0, 0], logits[:, :0]):
+        with pytest.raises(ValueError, match=rf"the loss needs {called} .*, got \({str(tuple(shaped.shape))[1:-1]}\)"):
+            loss(shaped, labels[: len(shaped)] if shaped.ndim else labels)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_score_is_referred_to_the_losses_of_two_classes(case, name: str) -> None:
+    """The softmax of one column is 1, and it has no rival: such a loss was 0 whatever the score."""
+    logits, labels, _ = case
+    for score in (logits[:, :1], logits[:, 0]):
+        with pytest.raises(ValueError, match=r"got \(12,( 1)?\) and \(12,\); for one score .* kr_loss and hkr_loss"):
+            EVERY[name](score, 0 * labels)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_integer_labels_of_every_type_are_the_same(case, name: str) -> None:
+    logits, labels, _ = case
+    expected = EVERY[name](logits, labels)
+    types = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64]
+    for dtype in types:
+        assert torch.equal(EVERY[name](logits, labels.to(dtype)), expected)
+
+
+def test_scores_of_two_classes_take_labels_of_every_type(case) -> None:
+    """Their signs count, and floats of deel-torchlip are signs."""
+    score, sign = case[0][:, 0], torch.where(case[1] > 1, 1, -1)
+    for dtype in (torch.int8, torch.int32, torch.float32, torch.float64):
+        assert torch.equal(hkr_loss(score, sign.to(dtype)), hkr_loss(score, sign))
+    assert torch.equal(hkr_loss(score, sign > 0), hkr_loss(score, sign))
+
+
+def test_binary_losses_of_deel_torchlip_are_losses_of_ours(case) -> None:
+    """As docs/features.md says: `HingeMarginLoss` and `HingeMulticlassLoss` by alpha = 1, `TauBCEWithLogitsLoss`."""
+    logits, labels, _ = case
+    score, binary = logits[:, 0], (labels > 1).long()
+    hinge = (0.25 - (2 * binary - 1) * score).clamp_min(0).mean()
+    torch.testing.assert_close(hkr_loss(score, binary, 1.0, 0.5), hinge)
+    true = F.one_hot(labels, 5)
+    each = (0.25 - (2 * true - 1) * logits).clamp_min(0) * torch.where(true > 0, 4, 1)
+    torch.testing.assert_close(hkr_loss(logits, labels, 1.0, 0.5), each.mean())
+    columns = torch.stack((torch.zeros_like(score), score), 1)
+    tau = F.binary_cross_entropy_with_logits(3 * score, binary.double()) / 3
+    torch.testing.assert_close(tau_cross_entropy(columns, binary, 3.0), tau)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda y, t, v: hinge_loss(y, t, margin=v),
+        lambda y, t, v: offset_cross_entropy(y, t, offset=v),
+        lambda y, t, v: offset_cross_entropy(y, t, temperature=v),
+        lambda y, t, v: tau_cross_entropy(y, t, tau=v),
+        lambda y, t, v: logit_annealing(y, t, beta=v),
+        lambda y, t, v: emma_loss(y, t, eps=v),
+        lambda y, t, v: emma_loss(y, t, EPS, lipschitz=v),
+        lambda y, t, v: gloro_loss(y, t, eps=v),
+        lambda y, t, v: vra_loss(y, t, gamma=v),
+        lambda y, t, v: radius_cross_entropy(y, t, eps=v),
+        lambda y, t, v: regularized_cross_entropy(y, t, gamma=v),
+        lambda y, t, v: hkr_loss(y, t, alpha=v),
+        lambda y, t, v: soft_hkr_loss(y, t, margin=v),
+    ],
+)
+def test_constants_that_are_no_numbers_are_refused(case, call) -> None:
+    for value, given in (("a", "'a'"), (None, "None"), ([1.0], r"\[1.0\]")):
+        with pytest.raises(TypeError, match=f"[a-z]+ must be a number, got {given}"):
+            call(*case[:2], value)
+    for value in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"[a-z]+ must be .*, got {value}"):
+            call(*case[:2], value)
+
+
+def test_pairwise_constants_below_zero_are_refused(case) -> None:
+    logits, labels, constants = case
+    for loss in (emma_loss, gloro_loss, radius_cross_entropy, vra_loss):
+        with pytest.raises(ValueError, match=r"constants must be at least 0, got -\d"):
+            loss(logits, labels, EPS, constants=-constants)
+        with pytest.raises(TypeError, match="constants must be a tensor, got 'a'"):
+            loss(logits, labels, EPS, constants="a")
+    with pytest.raises(ValueError, match=r"constants must be at least 0, got -1\.5"):
+        certificate_regularizer(logits, labels, constants.detach().index_fill(0, torch.tensor([2]), -1.5))
+    diverged = torch.full_like(constants, math.nan)
+    assert emma_loss(logits, labels, EPS, diverged).isnan(), "the training loop says which step made it so"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_losses_inside_transforms(case, name: str) -> None:
+    """Labels have no numbers to check there; each example by itself gives the gradient of the batch."""
+    logits, labels = case[0].detach(), case[1]
+    loss = EVERY[name]
+    whole = torch.func.grad(loss)(logits, labels)
+    torch.testing.assert_close(whole, torch.autograd.grad(loss(case[0], labels), case[0])[0])
+    each = torch.func.vmap(lambda y, t: loss(y[None], t[None]))(logits, labels)
+    alone = [loss(y[None], t[None]) for y, t in zip(logits, labels, strict=True)]
+    torch.testing.assert_close(each, torch.stack(alone))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which torch.compile does itself
+@pytest.mark.parametrize("call", [hinge_loss, emma_loss, hkr_loss, logit_annealing])
+def test_losses_are_compiled_in_one_graph(case, call) -> None:
+    """Also with a constant that changes, as the radius of EMMA does, and a last batch that is smaller."""
+    logits, labels = case[0].detach(), case[1]
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    for n, value in ((12, 0.3), (12, 0.4), (9, 0.5)):
+        torch.testing.assert_close(compiled(logits[:n], labels[:n], value), call(logits[:n], labels[:n], value))
+    torch.compiler.reset()
 
 
 # The constants of a model

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthoconv.train.losses.arguments import at_least_zero, positive
+from orthoconv.train.losses.arguments import at_least_zero, checked_labels, positive
 
 
 def hinge_loss(logits: Tensor, labels: Tensor, margin: float) -> Tensor:
@@ -18,11 +18,13 @@ def hinge_loss(logits: Tensor, labels: Tensor, margin: float) -> Tensor:
     Arguments:
         logits: Shape (b, classes).
         labels: True classes, (b,).
-        margin: Lead m that the loss asks for.
+        margin: Lead m that the loss asks for, at least 0.
 
     >>> hinge_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), margin=0.5)
     tensor(0.)
     """
+    at_least_zero("margin", margin)
+    labels = checked_labels(logits, labels)
     true = logits.gather(1, labels[:, None])
     excess = (margin - true + logits).clamp_min(0)
     return excess.scatter(1, labels[:, None], 0).mean()
@@ -44,6 +46,7 @@ def offset_cross_entropy(logits: Tensor, labels: Tensor, offset: float = 0.4, te
     >>> offset_cross_entropy(torch.tensor([[0.4, 0.0]]), torch.tensor([0]), offset=0.4, temperature=1.0)
     tensor(0.6931)
     """
+    labels = checked_labels(logits, labels)
     return temperature * F.cross_entropy(_shifted(logits, labels, offset, temperature), labels)
 
 
@@ -86,6 +89,7 @@ def logit_annealing(
     tensor(0.3466)
     """
     at_least_zero("beta", beta)
+    labels = checked_labels(logits, labels)
     log_p = F.log_softmax(_shifted(logits, labels, offset, temperature), 1).gather(1, labels[:, None])
     rest = -torch.expm1(log_p).clamp_max(-torch.finfo(log_p.dtype).tiny)  # 1 - p, with a finite gradient at p = 1
     return temperature * (-log_p * rest.pow(beta)).mean()
@@ -95,5 +99,5 @@ def _shifted(logits: Tensor, labels: Tensor, offset: float, temperature: float) 
     """Subtract the offset from the logit of the true class, and divide by the temperature."""
     positive("temperature", temperature)
     at_least_zero("offset", offset)
-    shift = logits.new_full((len(labels), 1), -offset)
+    shift = torch.full_like(logits[:, :1], -offset)
     return logits.scatter_add(1, labels[:, None], shift) / temperature

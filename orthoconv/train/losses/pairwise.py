@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthoconv.margins import check_logits
-from orthoconv.train.losses.arguments import at_least_zero, positive, share
+from orthoconv.train.losses.arguments import at_least_zero, checked_constants, checked_labels, positive, share
 
 _NEAREST = 1e-3  # of the largest constant: smaller ones count as so much, so that a radius stays finite
 _LEAST = 0.01  # share of eps that EMMA adds where the true class does not lead
@@ -45,6 +44,7 @@ def emma_loss(
     tensor(0.6931)
     """
     positive("eps", eps)
+    labels = checked_labels(logits, labels)
     c = _rates(logits, labels, constants, lipschitz)
     lead = (logits.gather(1, labels[:, None]) - logits).detach()
     radii = (lead / _nonzero(c.detach())).clamp(_LEAST * eps, eps)
@@ -65,6 +65,7 @@ def certificate_regularizer(
     >>> certificate_regularizer(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), lipschitz=0.5**0.5)
     tensor(1.)
     """
+    labels = checked_labels(logits, labels)
     return _radii(logits, labels, constants, lipschitz).amin(1).clamp_min(0).mean()
 
 
@@ -86,6 +87,7 @@ def regularized_cross_entropy(
     tensor(0.6931)
     """
     at_least_zero("gamma", gamma)
+    labels = checked_labels(logits, labels)
     return F.cross_entropy(logits, labels) - gamma * certificate_regularizer(logits, labels, constants, lipschitz)
 
 
@@ -117,6 +119,7 @@ def radius_cross_entropy(
     tensor(0.6931)
     """
     positive("eps", eps), positive("temperature", temperature)
+    labels = checked_labels(logits, labels)
     c = _rates(logits, labels, constants, lipschitz)
     c = c if constants is None else torch.maximum(c, _NEAREST * constants.detach().amax().to(c))
     radii = (logits.gather(1, labels[:, None]) - logits) / _nonzero(c)
@@ -152,6 +155,7 @@ def vra_loss(
     tensor(-0.5000)
     """
     positive("eps", eps), share("gamma", gamma)
+    labels = checked_labels(logits, labels)
     cosine = F.normalize(logits, dim=1).gather(1, labels[:, None])
     lacking = (eps - _radii(logits, labels, constants, lipschitz)).clamp_min(0)  # 0 at the true class
     weights = lacking.scatter(1, labels[:, None], -math.inf).softmax(1)
@@ -177,6 +181,7 @@ def gloro_loss(
     tensor(0.6931)
     """
     positive("eps", eps)
+    labels = checked_labels(logits, labels)
     leading = logits.detach().argmax(1)
     raised = logits + eps * _rates(logits, leading, constants, lipschitz)
     uncertified = raised.scatter(1, leading[:, None], -math.inf).amax(1, keepdim=True)
@@ -192,14 +197,10 @@ def _radii(logits: Tensor, labels: Tensor, constants: Tensor | None, lipschitz: 
 
 def _rates(logits: Tensor, labels: Tensor, constants: Tensor | None, lipschitz: float) -> Tensor:
     """Rates at which each class can catch up with that of `labels`, (b, classes); 0 for the class itself."""
-    check_logits(logits, labels)
-    classes = logits.shape[1]
     if constants is None:
         c = logits.new_full(logits.shape, math.sqrt(2) * positive("lipschitz", lipschitz))
         return c.scatter(1, labels[:, None], 0.0)
-    if constants.shape != (classes, classes):
-        raise ValueError(f"constants must have the shape ({classes}, {classes}), got {tuple(constants.shape)}")
-    return constants.to(logits)[labels].scatter(1, labels[:, None], 0.0)
+    return checked_constants(constants, logits.shape[1]).to(logits)[labels].scatter(1, labels[:, None], 0.0)
 
 
 def _nonzero(rates: Tensor) -> Tensor:

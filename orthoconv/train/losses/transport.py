@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthoconv.margins import check_logits
-from orthoconv.train.losses.arguments import positive, share
+from orthoconv.train.losses.arguments import checked_classes, checked_labels, floating, positive, share, tensor
 
 
 def kr_loss(scores: Tensor, labels: Tensor) -> Tensor:
@@ -24,8 +23,7 @@ def kr_loss(scores: Tensor, labels: Tensor) -> Tensor:
     >>> kr_loss(torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1, 0, 0]))
     tensor(-2.5000)
     """
-    scores, true = _one_against_the_rest(scores, labels)
-    return -(_mean(scores, true) - _mean(scores, ~true)).mean()
+    return _kr(*_one_against_the_rest(scores, labels))
 
 
 def hkr_loss(scores: Tensor, labels: Tensor, alpha: float = 0.9, margin: float = 1.0) -> Tensor:
@@ -47,7 +45,7 @@ def hkr_loss(scores: Tensor, labels: Tensor, alpha: float = 0.9, margin: float =
     columns, true = _one_against_the_rest(scores, labels)
     hinge = (margin / 2 - torch.where(true, columns, -columns)).clamp_min(0)
     weights = torch.where(true, max(1, columns.shape[1] - 1), 1)
-    return (1 - alpha) * kr_loss(scores, labels) + alpha * (weights * hinge).mean()
+    return (1 - alpha) * _kr(columns, true) + alpha * (weights * hinge).mean()
 
 
 def soft_hkr_loss(
@@ -74,7 +72,7 @@ def soft_hkr_loss(
     tensor(-0.5000)
     """
     share("alpha", alpha), positive("margin", margin), positive("temperature", temperature)
-    check_logits(logits, labels)
+    labels = checked_labels(logits, labels)
     sharpness = temperature * margin / logits.detach().abs().mean().clamp_min(margin)
     true = F.one_hot(labels, logits.shape[1]).bool()
     others = (sharpness * logits).masked_fill(true, -torch.inf).softmax(1)
@@ -86,6 +84,7 @@ def soft_hkr_loss(
 
 def _one_against_the_rest(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores (b, n), and whether each belongs to the class of its column."""
+    floating("scores", scores), tensor("labels", labels)
     columns = scores[:, None] if scores.ndim == 1 else scores
     if columns.ndim != 2 or not columns.numel() or labels.shape != scores.shape[:1]:
         raise ValueError(
@@ -94,7 +93,12 @@ def _one_against_the_rest(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
         )
     if columns.shape[1] == 1:
         return columns, (labels > 0)[:, None]
-    return columns, F.one_hot(labels.long(), columns.shape[1]).bool()
+    return columns, F.one_hot(checked_classes(labels, columns.shape[1]), columns.shape[1]).bool()
+
+
+def _kr(columns: Tensor, true: Tensor) -> Tensor:
+    """Return the negative estimate of scores (b, n), `true` where they belong to the class of their column."""
+    return -(_mean(columns, true) - _mean(columns, ~true)).mean()
 
 
 def _mean(scores: Tensor, chosen: Tensor) -> Tensor:
