@@ -159,6 +159,17 @@ def test_a_checkpoint_is_written_before_the_figures_are_yielded(tmp_path) -> Non
     assert list(fit(network(), data, RECIPE, path, resume=True)) == again[-1:]
 
 
+def test_a_checkpoint_is_a_str_or_a_path(tmp_path) -> None:
+    data, _ = load("digits")
+    file = tmp_path / "c"
+    first = next(fit(network(), data, RECIPE, str(file)))
+    assert file.is_file()
+    assert next(fit(network(seed=5), data, RECIPE, file, resume=True)) == first
+    for wrong in (None, 3):
+        with pytest.raises(TypeError, match=f"checkpoint must be a str or a Path, got {wrong}"):
+            next(fit(network(), data, RECIPE, wrong))
+
+
 def test_the_margin_is_that_of_the_bound(tmp_path) -> None:
     """By default that of 1; a run of version 0.1.0, which stored a number, can be resumed."""
     (data, _), step = load("digits"), Recipe(epochs=1, batch_size=1024, augment=False)

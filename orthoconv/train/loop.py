@@ -2,6 +2,7 @@
 
 __all__ = ["Recipe", "TrainingError", "fit", "require_resumable"]
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -36,7 +37,7 @@ def fit(
     model: nn.Module,
     data: Split | tuple[Any, Any] | DataLoader[Any],
     recipe: Recipe,
-    checkpoint: Path,
+    checkpoint: str | os.PathLike[str],
     *,
     resume: bool = False,
     world: World = World(0, 1),  # noqa: B008
@@ -57,7 +58,7 @@ def fit(
             `orthoconv.data.as_split` takes; or a DataLoader that yields such pairs. Bytes are divided by 255.
         recipe: How to train. A DataLoader has a batch size of its own. What it yields is augmented as everything else,
             unless the recipe's `augment` is False.
-        checkpoint: File to write checkpoints to, each in place of the one before.
+        checkpoint: File to write checkpoints to, each in place of the one before; a str or a Path.
         resume: Whether to continue from `checkpoint`, if it exists.
         world: This process among those of a distributed run.
         on_step: Called with the figures of the epoch so far when they are read; on a CPU after each step.
@@ -70,6 +71,7 @@ def fit(
     ...     [figures["epoch"] for figures in fit(model, load("digits")[0], recipe, file)]
     [1, 2]
     """
+    checkpoint = _path(checkpoint)
     recipe = replace(recipe, lipschitz=1.0 if recipe.lipschitz is None else recipe.lipschitz)
     source = source_of(data, recipe, world, device_of(model))
     steps = source.steps
@@ -111,6 +113,13 @@ def fit(
         saved = _save(checkpoint, model, optimizer, recipe, (done, steps), sums, last, world)
         yield last
         model.train()
+
+
+def _path(checkpoint: object) -> Path:
+    """Return the path of a checkpoint."""
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise TypeError(f"checkpoint must be a str or a Path, got {checkpoint!r}")
+    return Path(checkpoint)
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
