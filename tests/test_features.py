@@ -4,6 +4,8 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import orthoconv
 
 PAGE = Path(__file__).parent.parent / "docs" / "features.md"
@@ -39,6 +41,40 @@ def test_everything_has_a_row() -> None:
     assert {"certify", "lipschitz_bound"} <= certificates()
     missing = (layers() | losses() | certificates()) - page
     assert not missing, f"docs/features.md has no row for {sorted(missing)}"
+
+
+def rows_with(name: str) -> list[list[str]]:
+    """Cells of the rows that name a part of another library."""
+    rows = [line.strip("|\n").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    return [row for row in rows if any(f"`{name}`" in cell for cell in row[1:])]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("AOCLipschitzResBlock", "CPLConv2d"),
+        ("conv_orthogonal_", None),
+        ("bjorck_norm", "orthogonal"),
+        ("frobenius_norm", "FrobeniusLinear"),
+        ("lconv_norm", None),
+        ("SymmetricPad", None),
+        ("HingeMarginLoss", "hkr_loss"),
+        ("HingeMulticlassLoss", "hkr_loss"),
+        ("CategoricalHingeLoss", None),
+        ("LseHKRMulticlassLoss", None),
+        ("TauBCEWithLogitsLoss", "tau_cross_entropy"),
+        ("CosineLoss", "vra_loss"),
+    ],
+)
+def test_parts_of_the_other_libraries_stand_beside_what_computes_the_same(name: str, ours: str | None) -> None:
+    """tests/test_losses.py compares the losses. A part that is not here has a dash, and the reason."""
+    rows = rows_with(name)
+    assert rows, f"docs/features.md does not name {name}"
+    if ours is None:
+        assert [row[0].strip() for row in rows] == ["-"]
+        assert "Not here" in rows[0][1]
+    else:
+        assert f"`{ours}" in rows[0][0]
 
 
 def test_a_layer_without_a_row_would_be_missed() -> None:

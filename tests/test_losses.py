@@ -362,6 +362,12 @@ def test_binary_losses_of_deel_torchlip_are_losses_of_ours(case) -> None:
     torch.testing.assert_close(tau_cross_entropy(columns, binary, 3.0), tau)
 
 
+def test_the_cosine_loss_of_orthogonium_is_a_loss_of_ours(case) -> None:
+    logits, labels, _ = case
+    cosine = F.cosine_similarity(logits, F.one_hot(labels, 5).double()).mean()
+    torch.testing.assert_close(vra_loss(logits, labels, gamma=0.0), -cosine)
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -1,4 +1,8 @@
-"""Losses for Lipschitz networks: pure functions of logits and labels."""
+"""Losses for Lipschitz networks: pure functions of logits and labels.
+
+Labels are class numbers, of any integer type. Their values are checked on a CPU. An accelerator would have to wait for
+the check at each step, so it is left to torch there.
+"""
 
 from orthoconv.train.losses.margin import hinge_loss, logit_annealing, offset_cross_entropy, tau_cross_entropy
 from orthoconv.train.losses.pairwise import (

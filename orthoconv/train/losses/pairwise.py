@@ -74,7 +74,8 @@ def regularized_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy minus gamma times the mean certified radius: certificate regularization, CR.
 
-    From Singla, Singla and Feizi, Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100, 2022.
+    From Singla, Singla and Feizi, Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100, 2022. Their code
+    takes gamma from the command line, and 0 if none is given. The value of the paper is not quoted here.
 
     Arguments:
         logits: Shape (b, classes).
@@ -168,7 +169,9 @@ def gloro_loss(
     r"""Return the cross-entropy with one more class for images that are not certified: GloRo, batch mean.
 
     Its logit is :math:`\max_{j \ne k} (y_j + \epsilon c_{kj})`, where k is the class that leads. It is below y_k just
-    where the radius exceeds eps (Leino, Wang and Fredrikson, Globally-robust neural networks, 2021).
+    where the radius exceeds eps (Leino, Wang and Fredrikson, Globally-robust neural networks, 2021). They certify at
+    eps = 0.3 and 1.58 on MNIST, and at 36 / 255 on CIFAR-10. For 1.58 their code has a variant of the loss, after
+    TRADES, and lets eps grow from 1 % to 110 % of it in the first half of the run.
 
     Arguments:
         logits: Shape (b, classes).

@@ -30,7 +30,9 @@ def hkr_loss(scores: Tensor, labels: Tensor, alpha: float = 0.9, margin: float =
     r"""Return the hinge-regularized loss, :math:`(1 - \alpha) \mathrm{KR} + \alpha E[\max(0, m/2 - s f(x))]`.
 
     Here s is 1 for the class of a score and -1 for the others. Of c logits the hinge of the true one counts c - 1
-    times, as do the others together. So it is in the library deel-torchlip (Serrurier et al., 2021).
+    times, as do the others together. So it is in the library deel-torchlip (Serrurier et al., 2021). Its examples have
+    alpha = 0.98 and m = 1 for two digits of MNIST, and for Fashion-MNIST 0.99 and 0.25, or 0.999 and 0.1 for accuracy.
+    There an alpha above 1 is the weight of the hinge beside a weight 1: it means alpha / (1 + alpha) here.
 
     Arguments:
         scores: Shape (b,) or (b, 1) for two classes, or (b, classes).
@@ -59,7 +61,8 @@ def soft_hkr_loss(
     The weights :math:`\pi` are a softmax over the other classes, of the logits times
     :math:`\tau m / \max(m, \mathrm{mean} |y|)` (Serrurier et al., On the explainable properties of 1-Lipschitz neural
     networks, 2023). deel-torchlip has a running mean of \|y\| there; it is the mean of the batch here, so that the loss
-    has no state.
+    has no state. Its defaults are those here; its example for Fashion-MNIST has alpha = 0.995, m = 0.1 and
+    :math:`\tau = 50`.
 
     Arguments:
         logits: Shape (b, classes).
