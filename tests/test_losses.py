@@ -432,6 +432,18 @@ def test_losses_are_compiled_in_one_graph(case, call) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("name", ["offset", "tau", "annealing", "emma"])
+def test_losses_are_exported_for_any_batch(case, name: str) -> None:
+    class Loss(nn.Module):
+        def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+            return EVERY[name](logits, labels)
+
+    logits, labels = case[0].detach(), case[1]
+    batch = {0: torch.export.Dim("b", min=2, max=100)}
+    exported = torch.export.export(Loss(), (logits, labels), dynamic_shapes=(batch, batch)).module()
+    torch.testing.assert_close(exported(logits[:7], labels[:7]), EVERY[name](logits[:7], labels[:7]))
+
+
 # The constants of a model
 
 
