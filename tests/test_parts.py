@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -18,19 +19,30 @@ from orthoconv.nn import (
     ChannelShuffle,
     ConcatResidual,
     ConvexResidual,
+    ConvexSum,
+    Ensemble,
     FullSort,
+    GroupSort,
     HouseHolder,
     InvertibleDownsample,
     InvertibleUpsample,
+    IsometryAverage,
     L2Pool2d,
     LayerCentering,
     LPReLU,
     MaxMin,
+    Mirror,
+    Move,
     NActivation,
+    Normalize,
     PixelBias,
     PrescaledResidual,
+    Scale,
     ScaledAdaptiveAvgPool2d,
+    ScaledAvgPool2d,
+    ScaledMean,
     SoftHuber,
+    UnitCat,
 )
 
 SHAPE = (4, 4, 6)
@@ -320,6 +332,111 @@ def test_arguments_that_are_refused(make: Callable[[], nn.Module], message: str)
         make()
 
 
+@pytest.mark.parametrize("value", ["a", None, True, 1j, torch.ones(2), [0.5], 10**400], ids=lambda v: str(v)[:9])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda v: Abs(v), r"fraction must be in \[0, 1\]"),
+        (lambda v: NActivation(4, v), "reach must be at least 0 and finite"),
+        (lambda v: LPReLU(slope=v), r"slope must be in \[-1, 1\]"),
+        (lambda v: SoftHuber(v), "delta must be positive and finite"),
+        (lambda v: Scale(v), "factor must be a number that is finite"),
+        (lambda v: Normalize([v]), "Normalize takes numbers: each mean must be finite"),
+        (lambda v: Normalize([0.5], [v]), "Normalize takes numbers: each std must be positive and finite"),
+        (lambda v: BatchCentering(4, momentum=v), r"momentum must be in \[0, 1\]"),
+        (lambda v: ConvexSum(v), "weight must be between 0 and 1"),
+        (lambda v: UnitCat(2, shares=[1.0, v]), "shares must be 2 positive numbers"),
+    ],
+    ids=["Abs", "NActivation", "LPReLU", "SoftHuber", "Scale", "mean", "std", "BatchCentering", "ConvexSum", "UnitCat"],
+)
+def test_what_is_no_number_is_refused(make: Callable[[object], nn.Module], message: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{message}, got {re.escape(repr(value))}$"):
+        make(value)
+
+
+def test_numbers_of_any_library_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    for value in (1, numpy.float32(1), torch.tensor(1.0), numpy.int64(1)):
+        assert [Scale(value).factor, SoftHuber(value).delta, Abs(value).fraction] == [1.0] * 3
+    assert FullSort(numpy.int64(-1)).dim == -1
+    assert BatchCentering(2, bias=numpy.bool_(False)).bias is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: UnitCat(2, shares=3), "shares must be 2 positive numbers, got 3"),  # type: ignore[arg-type]
+        (lambda: UnitCat(2, shares="ab"), "shares must be 2 positive numbers, got 'a'"),  # type: ignore[arg-type]
+        (lambda: UnitCat(2, dim=None), "dim must be an int, got None"),  # type: ignore[arg-type]
+        (lambda: ScaledMean("a"), "dim must be an int, got 'a'"),  # type: ignore[arg-type]
+        (lambda: ScaledMean(None), "dim must be an int, got None"),  # type: ignore[arg-type]
+        (lambda: ScaledMean((2, 1.5)), "each dim must be an int, got 1.5"),  # type: ignore[arg-type]
+        (lambda: ScaledMean((2, 2)), r"dim must be different axes, none of them that of the batch, got \(2, 2\)"),
+        (lambda: ScaledMean(2, keepdim="no"), "keepdim must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: BatchCentering(2, bias="no"), "bias must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Ensemble(nn.ReLU()), r"members must be a list of one model or more, got ReLU\(\)"),  # type: ignore[arg-type]
+        (lambda: Ensemble(None), "members must be a list of one model or more, got None"),  # type: ignore[arg-type]
+        (lambda: IsometryAverage(nn.ReLU(), Mirror()), "maps must be a list of one module or more, got Mirror"),  # type: ignore[arg-type]
+        (lambda: ConvexResidual(None), "f of ConvexResidual must be a module, got None"),  # type: ignore[arg-type]
+        (lambda: PrescaledResidual(nn.ReLU), "f of PrescaledResidual must be a module, got <class"),  # type: ignore[arg-type]
+        (lambda: ConcatResidual(3), "f of ConcatResidual must be a module, got 3"),  # type: ignore[arg-type]
+        (lambda: ConvexResidual(nn.ReLU(), "skip"), "skip of ConvexResidual must be a module, got 'skip'"),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_is_no_list_no_axis_and_no_module_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
+WITH_AXIS = {
+    "Abs": lambda dim: Abs(0.5, dim=dim),
+    "FullSort": lambda dim: FullSort(dim),
+    "GroupSort": lambda dim: GroupSort(2, dim),
+    "HouseHolder": lambda dim: HouseHolder(4, dim),
+    "LPReLU": lambda dim: LPReLU(4, dim=dim),
+    "MaxMin": lambda dim: MaxMin(dim),
+    "NActivation": lambda dim: NActivation(4, dim=dim),
+}
+
+
+@pytest.mark.parametrize("name", WITH_AXIS)
+def test_axes_that_an_input_does_not_have_are_refused(name: str) -> None:
+    make = WITH_AXIS[name]
+    for dim in (5, -5):
+        with pytest.raises(ValueError, match=rf"{name} with dim={dim} takes .* this axis, got shape \(2, 4, 4, 4\)"):
+            make(dim)(torch.rand(2, 4, 4, 4))
+    for dim in ("c", 1.0, True):
+        with pytest.raises(ValueError, match=f"dim must be an int, got {dim!r}"):
+            make(dim)
+    with pytest.raises(TypeError, match=f"{name} takes a tensor, got a list"):
+        make(1)([[1.0, 2.0, 3.0, 4.0]])
+
+
+PARAMETRIZED = {
+    "HouseHolder": lambda **o: HouseHolder(4, **o),
+    "NActivation": lambda **o: NActivation(4, **o),
+    "LPReLU": lambda **o: LPReLU(4, **o),
+    "PixelBias": lambda **o: PixelBias(4, (4, 4), **o),
+    "BatchCentering": lambda **o: BatchCentering(4, **o),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_parts_with_parameters_take_a_device_and_a_dtype(name: str) -> None:
+    make = PARAMETRIZED[name]
+    for dtype in (torch.float64, torch.bfloat16):
+        layer = make(dtype=dtype)
+        assert {t.dtype for t in layer.state_dict().values()} == {dtype}
+        for key, t in make().state_dict().items():
+            torch.testing.assert_close(layer.state_dict()[key], t.to(dtype), rtol=1e-7, atol=0)
+        assert layer(torch.rand(2, 4, 4, 4, dtype=dtype)).dtype == dtype
+    assert {t.device.type for t in make(device="meta").state_dict().values()} == {"meta"}
+    for dtype in (torch.int64, torch.complex64, "float32"):
+        with pytest.raises(TypeError, match=f"{name} takes the dtype of floating-point numbers, got {dtype!r}"):
+            make(dtype=dtype)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape", "message"),
     [
@@ -338,12 +455,52 @@ def test_arguments_that_are_refused(make: Callable[[], nn.Module], message: str)
         (InvertibleUpsample(2), (1, 6, 2, 2), r"that 4 divides, got \(1, 6, 2, 2\)"),
         (ConcatResidual(nn.Identity()), (1, 3), r"an even c, got shape \(1, 3\)"),
         (PrescaledResidual(nn.Linear(3, 1)), (1, 3), r"branches of one shape, got \(1, 1\) and \(1, 3\)"),
+        (ScaledAvgPool2d(2), (4,), r"ScaledAvgPool2d takes images \(\.\.\., h, w\), got shape \(4,\)"),
+        (ScaledAdaptiveAvgPool2d(1), (4,), r"ScaledAdaptiveAvgPool2d takes images .* got shape \(4,\)"),
+        (L2Pool2d(), (4,), r"L2Pool2d takes images .* got shape \(4,\)"),
+        (Move(1, 1), (4,), r"Move takes images .* got shape \(4,\)"),
+        (ScaledMean(7), (1, 2, 3), r"ScaledMean takes a batch with the axes \(7,\), got the shape \(2, 3\) of one"),
+        (ScaledMean((2, -1)), (1, 2, 3), r"two of the axes \(2, -1\) of ScaledMean are one, .* \(2, 3\)"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_inputs_that_are_refused(layer: nn.Module, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer(torch.zeros(shape))
+
+
+def test_inverses_refuse_what_is_no_image_of_the_layer() -> None:
+    for y in (torch.zeros(1, 3, 6, 6), torch.zeros(4)):
+        with pytest.raises(
+            ValueError, match=rf"inverse of InvertibleDownsample\(2\) .* 4 divides, got \({y.shape[0]},"
+        ):
+            InvertibleDownsample(2).inverse(y)
+    with pytest.raises(ValueError, match=r"inverse of InvertibleUpsample\(2\) .* 2 divides, got \(1, 4, 6, 5\)"):
+        InvertibleUpsample(2).inverse(torch.zeros(1, 4, 6, 5))
+
+
+def test_inputs_that_do_not_fit_side_by_side_are_refused() -> None:
+    x = torch.zeros(2, 4, 6, 6)
+    for other in (x[:, :, :3], x[0], x[:1]):
+        with pytest.raises(
+            ValueError, match=rf"along the axis 1 alone, got \(2, 4, 6, 6\), {re.escape(repr((*other.shape,)))}"
+        ):
+            UnitCat(2)(x, other)
+    with pytest.raises(ValueError, match=r"along the axis 4 alone, got \(2, 4, 6, 6\), \(2, 4, 6, 6\)"):
+        UnitCat(2, dim=4)(x, x)
+    assert UnitCat(2, dim=-1)(x, x[..., :2]).shape == (2, 4, 6, 8)
+
+
+@pytest.mark.parametrize("pool", [ScaledAvgPool2d((2, 3)), ScaledAdaptiveAvgPool2d((2, 2)), L2Pool2d((2, 3))])
+def test_pools_take_images_with_any_axes_before(pool: nn.Module) -> None:
+    x = torch.randn(2, 3, 4, 4, 6)
+    y = pool(x)
+    assert y.shape == (2, 3, 4, 2, 2)
+    torch.testing.assert_close(pool(x.transpose(0, 1)), y.transpose(0, 1))
+    torch.testing.assert_close(pool(x[0]), y[0])
+    torch.testing.assert_close(pool(x[0, 0]), y[0, 0])
+    torch.testing.assert_close(pool(x[0, 0, 0]), y[0, 0, 0])
+    assert pool(x[:0]).shape == (0, 3, 4, 2, 2)
 
 
 def test_channels_along_other_axes() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orthoconv import budget
 from orthoconv.autograd import Tensors, with_gradient
-from orthoconv.nn.arguments import channel_axis, positive_int
+from orthoconv.nn.arguments import axis, channel_axis, positive_int
 from orthoconv.nn.layer import Permutation
 from orthoconv.nn.plain import PlainMaxMin
 from orthoconv.tracing import is_eager
@@ -36,7 +36,7 @@ class GroupSort(Permutation):
     def __init__(self, group_size: int, dim: int | None = None) -> None:
         super().__init__()
         self.group_size = positive_int("group_size", group_size)
-        self.dim = dim
+        self.dim = None if dim is None else axis("dim", dim)
 
     def forward(self, x: Tensor) -> Tensor:
         dim = channel_axis("GroupSort", x, self.dim)
@@ -62,7 +62,7 @@ class FullSort(Permutation):
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim = None if dim is None else axis("dim", dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.sort(dim=channel_axis("FullSort", x, self.dim), descending=True).values
@@ -83,7 +83,7 @@ class MaxMin(Permutation):
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim = None if dim is None else axis("dim", dim)
 
     def forward(self, x: Tensor) -> Tensor:
         dim = channel_axis("MaxMin", x, self.dim)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.arguments import pair, positive_int
+from orthoconv.nn.arguments import check_floating, flag, number, pair, positive_int
 from orthoconv.nn.layer import Guarantee, Layer
 
 
@@ -21,6 +21,8 @@ class PixelBias(Layer):
     Arguments:
         channels: Number of channels.
         size: Height and width of the image, an int or a pair.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
 
     Shape:
         (b, c, h, w), to the same.
@@ -31,9 +33,17 @@ class PixelBias(Layer):
 
     guarantee: ClassVar[Guarantee | None] = "orthogonal"
 
-    def __init__(self, channels: int, size: int | Sequence[int]) -> None:
+    def __init__(
+        self,
+        channels: int,
+        size: int | Sequence[int],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(positive_int("channels", channels), *pair("size", size)))
+        check_floating("PixelBias", dtype)
+        shape = positive_int("channels", channels), *pair("size", size)
+        self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1:] != self.bias.shape:
@@ -60,6 +70,8 @@ class BatchCentering(Layer):
         channels: Number of channels.
         momentum: Weight of the newest batch in the running mean, in [0, 1].
         bias: Whether a learned number is added to each channel.
+        device: Device of the running mean and of the parameters.
+        dtype: Precision of the running mean and of the parameters.
 
     Shape:
         (b, c, ...), to the same.
@@ -73,13 +85,20 @@ class BatchCentering(Layer):
     running_mean: Tensor
     bias: nn.Parameter | None
 
-    def __init__(self, channels: int, momentum: float = 0.1, bias: bool = True) -> None:
+    def __init__(
+        self,
+        channels: int,
+        momentum: float = 0.1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum must be in [0, 1], got {momentum!r}")
-        self.momentum = float(momentum)
-        self.register_buffer("running_mean", torch.zeros(positive_int("channels", channels)))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(channels)) if bias else None)
+        check_floating("BatchCentering", dtype)
+        self.momentum = number("momentum", momentum, "in [0, 1]", lambda v: 0 <= v <= 1)
+        zeros = torch.zeros(positive_int("channels", channels), device=device, dtype=dtype)
+        self.register_buffer("running_mean", zeros)
+        self.register_parameter("bias", nn.Parameter(zeros.clone()) if flag("bias", bias) else None)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != len(self.running_mean):

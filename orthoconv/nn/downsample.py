@@ -27,15 +27,14 @@ class InvertibleDownsample(Permutation):
         self.block = positive_int("block", block)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[-2] % self.block or x.shape[-1] % self.block:
-            raise ValueError(
-                f"InvertibleDownsample({self.block}) takes (b, c, h, w) with sides it divides, got {tuple(x.shape)}"
-            )
-        return space_to_depth(x, (self.block, self.block))
+        return space_to_depth(
+            _with_sides(x, self.block, f"InvertibleDownsample({self.block})"), (self.block, self.block)
+        )
 
     def inverse(self, y: Tensor) -> Tensor:
         """The image whose blocks were moved."""
-        return depth_to_space(y, (self.block, self.block))
+        name = f"the inverse of InvertibleDownsample({self.block})"
+        return depth_to_space(_with_channels(y, self.block, name), (self.block, self.block))
 
     def extra_repr(self) -> str:
         return f"{self.block}"
@@ -60,16 +59,14 @@ class InvertibleUpsample(Permutation):
         self.block = positive_int("block", block)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] % self.block**2:
-            raise ValueError(
-                f"InvertibleUpsample({self.block}) takes (b, c, h, w) with c that {self.block**2} divides, "
-                f"got {tuple(x.shape)}"
-            )
-        return depth_to_space(x, (self.block, self.block))
+        return depth_to_space(
+            _with_channels(x, self.block, f"InvertibleUpsample({self.block})"), (self.block, self.block)
+        )
 
     def inverse(self, y: Tensor) -> Tensor:
         """The channels that were moved."""
-        return space_to_depth(y, (self.block, self.block))
+        name = f"the inverse of InvertibleUpsample({self.block})"
+        return space_to_depth(_with_sides(y, self.block, name), (self.block, self.block))
 
     def extra_repr(self) -> str:
         return f"{self.block}"
@@ -94,3 +91,17 @@ def depth_to_space(x: Tensor, block: tuple[int, int]) -> Tensor:
         return x
     x = x.unflatten(1, (-1, *block))  # (b, c, h, w, H, W)
     return x.permute(0, 1, 4, 2, 5, 3).flatten(-2).flatten(-3, -2)  # (b, c, H h, W w)
+
+
+def _with_sides(x: Tensor, block: int, name: str) -> Tensor:
+    """Return (b, c, h, w) if blocks divide the image; otherwise raise an error that says who takes it."""
+    if x.ndim != 4 or x.shape[-2] % block or x.shape[-1] % block:
+        raise ValueError(f"{name} takes (b, c, h, w) with sides that {block} divides, got {tuple(x.shape)}")
+    return x
+
+
+def _with_channels(x: Tensor, block: int, name: str) -> Tensor:
+    """Return (b, c, h, w) if the channels are whole blocks; otherwise raise an error that says who takes them."""
+    if x.ndim != 4 or x.shape[1] % block**2:
+        raise ValueError(f"{name} takes (b, c, h, w) with c that {block**2} divides, got {tuple(x.shape)}")
+    return x

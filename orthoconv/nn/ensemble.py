@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from orthoconv.nn.arguments import modules
 from orthoconv.nn.layer import Child, Combination, G
 
 
@@ -33,12 +34,7 @@ class Ensemble(Combination):
 
     def __init__(self, members: Iterable[nn.Module]) -> None:
         super().__init__()
-        models = list(members)
-        if not models:
-            raise ValueError("members must be one model or more, got none")
-        if bad := [m for m in models if not isinstance(m, nn.Module)]:
-            raise ValueError(f"members must be modules, got {bad[0]!r}")
-        self.members = nn.ModuleList(models)
+        self.members = nn.ModuleList(modules("members", members, "model"))
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [member(x.clone()) for member in self.members]  # whose first layer may work in place

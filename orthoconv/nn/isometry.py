@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from orthoconv.nn.arguments import axis, check_image, module, modules
 from orthoconv.nn.layer import Child, Combination, G, Guarantee, Layer, Permutation
 
 
@@ -57,12 +58,10 @@ class Move(Layer):
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
-        for name, value in (("rows", rows), ("columns", columns)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{name} must be an int, got {value!r}")
-        self.rows, self.columns = rows, columns
+        self.rows, self.columns = axis("rows", rows), axis("columns", columns)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_image("Move", x.shape)
         h, w = x.shape[-2:]
         rows, columns = max(-h, min(h, self.rows)), max(-w, min(w, self.columns))  # F.pad refuses to cut off more
         return F.pad(x, (columns, -columns, rows, -rows))
@@ -103,10 +102,8 @@ class IsometryAverage(Combination):
 
     def __init__(self, f: nn.Module, maps: Iterable[nn.Module] | None = None) -> None:
         super().__init__()
-        if not isinstance(f, nn.Module):
-            raise ValueError(f"f must be a module, got {f!r}")
-        self.f = f
-        self.maps = nn.ModuleList([Mirror()] if maps is None else _modules(maps))
+        self.f = module("f", f)
+        self.maps = nn.ModuleList([Mirror()] if maps is None else modules("maps", maps))
 
     def of(self, f: nn.Module) -> "IsometryAverage":
         """Return the mean of another model over the same maps.
@@ -135,12 +132,3 @@ class IsometryAverage(Combination):
             moved = image(x.clone())
             total = total + share * (child(f"maps.{k}", image, x.clone()) * child("f", self.f, moved))
         return total
-
-
-def _modules(maps: Iterable[nn.Module]) -> list[nn.Module]:
-    found = list(maps)
-    if not found:
-        raise ValueError("maps must be one module or more, got none")
-    if bad := [m for m in found if not isinstance(m, nn.Module)]:
-        raise ValueError(f"maps must be modules, got {bad[0]!r}")
-    return found

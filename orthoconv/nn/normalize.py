@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orthoconv.nn.arguments import number
 from orthoconv.nn.layer import Layer
 
 
@@ -33,12 +34,15 @@ class Normalize(Layer):
         if not isinstance(mean, Sequence) or not isinstance(std, Sequence | None):
             raise ValueError(f"Normalize takes sequences with a number for each channel, got {mean!r} and {std!r}")
         std = [1.0] * len(mean) if std is None else std
-        if len(mean) != len(std) or not all(math.isfinite(v) for v in mean):
+        if len(mean) != len(std):
             raise ValueError(f"Normalize takes a finite mean and as many std as channels, got {mean!r} and {std!r}")
-        if not all(math.isfinite(v) and v > 0 for v in std):
-            raise ValueError(f"Normalize takes standard deviations that are positive, got {std!r}")
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.get_default_dtype()))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.get_default_dtype()))
+        means = [number("Normalize takes numbers: each mean", v, "finite", math.isfinite) for v in mean]
+        deviations = [
+            number("Normalize takes numbers: each std", v, "positive and finite", lambda v: 0 < v < math.inf)
+            for v in std
+        ]
+        self.register_buffer("mean", torch.tensor(means, dtype=torch.get_default_dtype()))
+        self.register_buffer("std", torch.tensor(deviations, dtype=torch.get_default_dtype()))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 3 or x.shape[-3] != len(self.mean):
@@ -72,9 +76,7 @@ class Scale(Layer):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        if not math.isfinite(factor):
-            raise ValueError(f"factor must be finite, got {factor!r}")
-        self.factor = float(factor)
+        self.factor = number("factor", factor, "a number that is finite", math.isfinite)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x

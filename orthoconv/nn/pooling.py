@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthoconv.nn.arguments import Pair, pair
+from orthoconv.nn.arguments import Pair, axis, check_image, flag, pair
 from orthoconv.nn.layer import Guarantee, Layer
 
 
@@ -106,13 +106,15 @@ class ScaledMean(Layer):
 
     def __init__(self, dim: int | Sequence[int], keepdim: bool = False) -> None:
         super().__init__()
-        self.dim = (dim,) if isinstance(dim, int) else tuple(dim)
-        self.keepdim = bool(keepdim)
-        if not self.dim or 0 in self.dim:
-            raise ValueError(f"dim must be axes other than that of the batch, got {dim!r}")
+        several = isinstance(dim, Sequence) and not isinstance(dim, str)
+        self.dim = tuple(axis("each dim", d) for d in dim) if several else (axis("dim", dim),)  # type: ignore[union-attr]
+        self.keepdim = flag("keepdim", keepdim)
+        if not self.dim or 0 in self.dim or len(set(self.dim)) < len(self.dim):
+            raise ValueError(f"dim must be different axes, none of them that of the batch, got {dim!r}")
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mean(self.dim, self.keepdim) * math.sqrt(self._entries(x.shape[1:]))
+        entries = self._entries(x.shape[1:])
+        return x.mean(self.dim, self.keepdim) * math.sqrt(entries)
 
     def lipschitz(self, shape: Sequence[int]) -> float:
         return 1.0 + 2 * torch.finfo(torch.float64).eps
@@ -124,7 +126,10 @@ class ScaledMean(Layer):
         """Entries of one mean, for inputs of that shape."""
         if any(not -len(shape) <= d <= len(shape) for d in self.dim):
             raise ValueError(f"ScaledMean takes a batch with the axes {self.dim}, got the shape {tuple(shape)} of one")
-        return math.prod(shape[d - 1 if d > 0 else d] for d in self.dim)
+        places = [d - 1 if d > 0 else len(shape) + d for d in self.dim]
+        if len(set(places)) < len(places):
+            raise ValueError(f"two of the axes {self.dim} of ScaledMean are one, for examples of shape {tuple(shape)}")
+        return math.prod(shape[place] for place in places)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, keepdim={self.keepdim}"
@@ -152,7 +157,7 @@ class L2Pool2d(_Pool2d):
         self.kernel_size = None if kernel_size is None else pair("kernel_size", kernel_size)
 
     def window(self, size: Sequence[int]) -> Pair:
-        return _dividing("L2Pool2d", self.kernel_size or (size[0], size[1]), size)
+        return _dividing("L2Pool2d", self.kernel_size, size)
 
     def forward(self, x: Tensor) -> Tensor:
         kh, kw = self.window(x.shape[-2:])
@@ -166,12 +171,17 @@ class L2Pool2d(_Pool2d):
         return "" if self.kernel_size is None else f"{self.kernel_size}"
 
 
-def _dividing(name: str, sides: Pair, size: Sequence[int]) -> Pair:
-    """Return `sides` if they divide an image of that size."""
+def _dividing(name: str, sides: Pair | None, size: Sequence[int]) -> Pair:
+    """Return `sides`, or those of the whole image, if they divide an image of that size."""
+    check_image(name, size)
+    sides = sides or (size[0], size[1])
     if not size[0] or not size[1] or size[0] % sides[0] or size[1] % sides[1]:
         raise ValueError(f"{name} takes images whose sides {sides} divide, got {tuple(size)}")
     return sides
 
 
 def _scaled_average(x: Tensor, window: Pair) -> Tensor:
-    return math.sqrt(math.prod(window)) * F.avg_pool2d(x, window)
+    images = x[None] if x.ndim == 2 else x.flatten(0, -4) if x.ndim > 4 else x  # as F.avg_pool2d takes them
+    pooled = F.avg_pool2d(images, window)
+    pooled = pooled if images is x else pooled.reshape(*x.shape[:-2], *pooled.shape[-2:])
+    return math.sqrt(math.prod(window)) * pooled

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.arguments import channel_axis, positive_int
+from orthoconv.nn.arguments import axis, channel_axis, check_floating, number, positive_int
 from orthoconv.nn.layer import Guarantee, Layer
 
 
@@ -40,9 +40,8 @@ class Abs(_Activation):
 
     def __init__(self, fraction: float = 1.0, dim: int | None = None) -> None:
         super().__init__()
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-        self.fraction, self.dim = float(fraction), dim
+        self.fraction = number("fraction", fraction, "in [0, 1]", lambda v: 0 <= v <= 1)
+        self.dim = None if dim is None else axis("dim", dim)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fraction == 1:
@@ -73,6 +72,8 @@ class HouseHolder(_Activation):
     Arguments:
         channels: Number of channels; even.
         dim: Axis of the channels, as in `GroupSort`.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
 
     Shape:
         (b, c, ...), to the same.
@@ -81,12 +82,19 @@ class HouseHolder(_Activation):
     tensor([[1., 2., 3., 4.]], grad_fn=<RoundBackward1>)
     """
 
-    def __init__(self, channels: int, dim: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        dim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        check_floating("HouseHolder", dtype)
         if positive_int("channels", channels) % 2:
             raise ValueError(f"channels must be even, got {channels!r}")
-        self.dim = dim
-        self.angle = nn.Parameter(torch.full((channels // 2,), math.pi / 2))
+        self.dim = None if dim is None else axis("dim", dim)
+        self.angle = nn.Parameter(torch.full((channels // 2,), math.pi / 2, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         dim = channel_axis("HouseHolder", x, self.dim)
@@ -114,6 +122,8 @@ class NActivation(_Activation):
         channels: Number of channels.
         reach: Non-negative number; -reach is the first t1 of every other channel.
         dim: Axis of the channels, as in `GroupSort`.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
 
     Shape:
         (b, c, ...), to the same.
@@ -123,12 +133,19 @@ class NActivation(_Activation):
             [-1.0000,  3.0000]], grad_fn=<SubBackward0>)
     """
 
-    def __init__(self, channels: int, reach: float = 1.0, dim: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        reach: float = 1.0,
+        dim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        if not (math.isfinite(reach) and reach >= 0):
-            raise ValueError(f"reach must be at least 0 and finite, got {reach!r}")
-        self.dim = dim
-        self.corners = nn.Parameter(torch.zeros(2, positive_int("channels", channels)))
+        check_floating("NActivation", dtype)
+        reach = number("reach", reach, "at least 0 and finite", lambda v: 0 <= v < math.inf)
+        self.dim = None if dim is None else axis("dim", dim)
+        self.corners = nn.Parameter(torch.zeros(2, positive_int("channels", channels), device=device, dtype=dtype))
         nn.init.constant_(self.corners[0, ::2], -reach)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,6 +167,8 @@ class LPReLU(_Activation):
         channels: Number of channels, each with a slope; 1 for one slope for all.
         slope: First slope, in [-1, 1].
         dim: Axis of the channels, as in `GroupSort`.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
 
     Shape:
         (b, c, ...), to the same.
@@ -158,12 +177,19 @@ class LPReLU(_Activation):
     tensor([[1., 3.]], grad_fn=<WhereBackward0>)
     """
 
-    def __init__(self, channels: int = 1, slope: float = 0.25, dim: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int = 1,
+        slope: float = 0.25,
+        dim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        if not -1 <= slope <= 1:
-            raise ValueError(f"slope must be in [-1, 1], got {slope!r}")
-        self.dim = dim
-        self.slope = nn.Parameter(torch.full((positive_int("channels", channels),), float(slope)))
+        check_floating("LPReLU", dtype)
+        slope = number("slope", slope, "in [-1, 1]", lambda v: -1 <= v <= 1)
+        self.dim = None if dim is None else axis("dim", dim)
+        self.slope = nn.Parameter(torch.full((positive_int("channels", channels),), slope, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         slope = self.slope.clamp(-1, 1)
@@ -198,9 +224,7 @@ class SoftHuber(_Activation):
 
     def __init__(self, delta: float = 0.05) -> None:
         super().__init__()
-        if not (math.isfinite(delta) and delta > 0):
-            raise ValueError(f"delta must be positive and finite, got {delta!r}")
-        self.delta = float(delta)
+        self.delta = number("delta", delta, "positive and finite", lambda v: 0 < v < math.inf)
 
     def forward(self, x: Tensor) -> Tensor:
         m = x.detach().abs().clamp_min(self.delta)  # no square overflows, as in hypot, which ONNX lacks

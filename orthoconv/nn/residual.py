@@ -11,12 +11,12 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.arguments import positive_int
+from orthoconv.nn.arguments import axis, module, number, positive_int
 from orthoconv.nn.layer import Child, Combination, G
 from orthoconv.nn.normalize import Scale
 
@@ -40,7 +40,7 @@ class ConvexResidual(Combination):
     def __init__(self, f: nn.Module, skip: nn.Module | None = None) -> None:
         super().__init__()
         self.f = _keeping_its_input(f, "ConvexResidual")
-        self.skip = nn.Identity() if skip is None else skip
+        self.skip = nn.Identity() if skip is None else module("skip of ConvexResidual", skip)
         self.alpha = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,8 +142,7 @@ class ConvexSum(nn.Module):
 
     def __init__(self, weight: float = 0.5) -> None:
         super().__init__()
-        if not 0 < weight < 1:
-            raise ValueError(f"weight must be between 0 and 1, got {weight!r}")
+        weight = number("weight", weight, "between 0 and 1", lambda v: 0 < v < 1)
         self.alpha = nn.Parameter(torch.tensor(math.log(weight / (1 - weight))))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -172,16 +171,25 @@ class UnitCat(nn.Module):
 
     def __init__(self, inputs: int, dim: int = 1, shares: Sequence[float] | None = None) -> None:
         super().__init__()
-        if dim == 0:
+        self.dim = axis("dim", dim)
+        if self.dim == 0:
             raise ValueError(f"dim must not be the axis of the batch, got {dim!r}")
-        shares = [1.0] * positive_int("inputs", inputs) if shares is None else shares
-        if len(shares) != inputs or not all(0 < share < math.inf for share in shares):
-            raise ValueError(f"shares must be {inputs} positive numbers, got {shares!r}")
-        self.dim, self.alpha = dim, nn.Parameter(torch.tensor([float(share) for share in shares]).log())
+        accepted = f"{positive_int('inputs', inputs)} positive numbers"
+        given = [1.0] * inputs if shares is None else list(shares) if isinstance(shares, Iterable) else []
+        if len(given) != inputs:
+            raise ValueError(f"shares must be {accepted}, got {shares!r}")
+        squares = [number("shares", share, accepted, lambda v: 0 < v < math.inf) for share in given]
+        self.alpha = nn.Parameter(torch.tensor(squares).log())
 
     def forward(self, *xs: Tensor) -> Tensor:
         if len(xs) != len(self.alpha):
             raise ValueError(f"UnitCat takes {len(self.alpha)} inputs, got {len(xs)}")
+        others = [x.shape[: self.dim] + x.shape[self.dim :][1:] for x in xs]
+        if others[1:] != others[:-1] or not all(-x.ndim <= self.dim < x.ndim for x in xs):
+            raise ValueError(
+                f"UnitCat takes inputs (b, ...) that differ along the axis {self.dim} alone, got "
+                f"{', '.join(str(tuple(x.shape)) for x in xs)}"
+            )
         weights = torch.softmax(self.alpha, 0).sqrt()
         return torch.cat([w * x for w, x in zip(weights, xs, strict=True)], self.dim)
 
@@ -201,9 +209,9 @@ def convex_weights(alpha: Tensor) -> tuple[float, float]:
 
 
 def _keeping_its_input(f: nn.Module, name: str) -> nn.Module:
-    for part, module in f.named_modules():
-        if getattr(module, "inplace", False):
-            raise ValueError(f"{name} needs its input unchanged, but {part or 'f'} is in place: {module}")
+    for part, inner in module(f"f of {name}", f).named_modules():
+        if getattr(inner, "inplace", False):
+            raise ValueError(f"{name} needs its input unchanged, but {part or 'f'} is in place: {inner}")
     return f
 
 
