@@ -6,12 +6,26 @@ import torch
 from orthoconv import fourier
 from orthoconv.nn import (
     AOCConv2d,
+    AOCConvTranspose2d,
     BCOPConv2d,
     BCOPConvTranspose2d,
+    BROConv1d,
+    BROConv3d,
+    BROLinear,
     CayleyConv2d,
     CayleyConvTranspose2d,
     CayleyLinear,
+    CholeskyLinear,
+    CPLConv2d,
+    CPLLinear,
+    LOTConv2d,
+    LOTConvTranspose2d,
     OSSNConv2d,
+    PolarLinear,
+    ShiftConv2d,
+    SLLConv2d,
+    SLLLinear,
+    SOCConv2d,
 )
 
 CONSTRUCTOR = [
@@ -129,6 +143,76 @@ def test_half_precision_parameters() -> None:
         TypeError, match=r"computes in torch.float32 or torch.float64, its parameters are torch.bfloat16"
     ):
         layer(torch.randn(1, 3, 4, 4, dtype=torch.bfloat16))
+
+
+KINDS = [
+    LOTConv2d, LOTConvTranspose2d, AOCConv2d, AOCConvTranspose2d, SOCConv2d, SLLConv2d, BROConv1d, BROConv3d,
+    PolarLinear, CholeskyLinear, BROLinear, CPLLinear, SLLLinear,
+]  # fmt: skip
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def build(kind: type, **options):
+    return kind(4, 4, **options) if kind.__name__.endswith("Linear") else kind(4, 4, 3, **options)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.complex64, "float32"])
+def test_precisions_in_which_no_layer_computes(kind, dtype) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__} takes dtype=torch.float32 or torch.float64, got {dtype!r}$"
+    ):
+        build(kind, dtype=dtype)
+
+
+def test_a_default_of_torch_in_which_no_layer_computes() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(TypeError, match=r"got torch\.bfloat16, the default of torch$"):
+            PolarLinear(4, 4)
+        assert PolarLinear(4, 4, dtype=torch.float32).weight.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@every_kind
+def test_options_of_other_names(kind) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__} has no option 'foo'; it takes in_\w+, .*, dtype\b.*identity"
+    ):
+        build(kind, foo=1)
+
+
+@every_kind
+@pytest.mark.parametrize("option", ["bias", "identity"])
+@pytest.mark.parametrize("value", ["no", None, 0, 1.0])
+def test_truth_values(kind, option, value) -> None:
+    with pytest.raises(ValueError, match=rf"\b{option} must be True or False, got {value!r}$"):
+        build(kind, **{option: value})
+
+
+@every_kind
+@pytest.mark.parametrize(("x", "given"), [(None, "None"), ([1.0], "a list"), (torch.ones(4).numpy(), "a ndarray")])
+def test_inputs_that_are_no_tensors(kind, x, given) -> None:
+    with pytest.raises(TypeError, match=rf"^{kind.__name__} takes a tensor, got {given}$"):
+        build(kind)(x)
+
+
+@pytest.mark.parametrize("kind", [CPLConv2d, SLLConv2d, LOTConv2d])
+def test_shapes_without_a_height_and_a_width(kind) -> None:
+    for ask in (kind(4, 4, 3).lipschitz, kind(4, 4, 3).rounding_units):
+        with pytest.raises(ValueError, match=r"images have a height and a width, got inputs of shape \(4,\)"):
+            ask((4,))
+
+
+@pytest.mark.parametrize("size", [(3,), (1, 4, 5, 6)])
+def test_inverse_of_a_layer_with_a_position(size) -> None:
+    layer, x = ShiftConv2d(4, 4, 3, position=(6, 6)), torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(layer.inverse(layer(x)), x, rtol=0, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"inverse of a ShiftConv2d with position=\(6, 6\) takes images of \(6, 6\), got"
+    ):
+        layer.inverse(torch.zeros(size))
 
 
 def test_inverse_that_does_not_exist() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.arguments import Pair, check_dtype
+from orthoconv.nn.arguments import Pair, check_dtype, check_tensor
 from orthoconv.nn.geometry import Geometry, Padding
 from orthoconv.nn.identity import identity_
 from orthoconv.nn.origins import remade
@@ -86,6 +86,7 @@ class ImageLayer(Reparametrized):
         **options: Any,
     ) -> None:
         super().__init__()
+        self.check_arguments(bias, dtype, options)
         self.geometry = self.geometry_type.of(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode, self.transposed
         )
@@ -141,6 +142,7 @@ class ImageLayer(Reparametrized):
     def check_input(self, x: Tensor, channels: int, *, adjoint: bool) -> Tensor:
         """Return `x` as a batch in the layer's own precision, or raise an error that says what is wrong with it."""
         name = type(self).__name__
+        check_tensor(name, x)
         if x.ndim not in (3, 4) or x.shape[-3] != channels:
             raise ValueError(
                 f"{name} takes images of shape (b, {channels}, h, w) or ({channels}, h, w), got {tuple(x.shape)}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.linalg import frobenius_norm, spectral_norm
-from orthoconv.nn.arguments import check_dtype, positive_int
+from orthoconv.nn.arguments import check_dtype, check_tensor, flag, positive_int
 from orthoconv.nn.identity import identity_
 from orthoconv.nn.origins import remade
 from orthoconv.nn.plain import owned
@@ -61,12 +61,13 @@ class BaseLinear(Reparametrized):
         **options: Any,
     ) -> None:
         super().__init__()
+        self.check_arguments(bias, dtype, options)
         self.in_features = positive_int("in_features", in_features)
         self.out_features = positive_int("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, device=device, dtype=dtype))
         room = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", room)
-        self.identity = bool(identity)
+        self.identity = flag("identity", identity)
         self.set_up(**options)
         self.reset_parameters()
 
@@ -133,14 +134,19 @@ class BaseLinear(Reparametrized):
         return plain
 
     def forward(self, x: Tensor) -> Tensor:
-        name = type(self).__name__
-        if x.ndim < 1 or x.shape[-1] != self.in_features:
-            raise ValueError(f"{name} takes inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
-        x = check_dtype(name, x, self.weight.dtype)
+        x = self._check_input(x, self.in_features)
         with full_precision(x):
             if self.reduced and self.training and x.dtype == torch.float32:
                 return self._apply_in_bfloat16(x)
             return self.apply_matrix(x)
+
+    def _check_input(self, x: Tensor, features: int) -> Tensor:
+        """Return `x` in the layer's own precision, or raise an error that says what is wrong with it."""
+        name = type(self).__name__
+        check_tensor(name, x)
+        if x.ndim < 1 or x.shape[-1] != features:
+            raise ValueError(f"{name} takes inputs of shape (..., {features}), got {tuple(x.shape)}")
+        return check_dtype(name, x, self.weight.dtype)
 
     def _apply_in_bfloat16(self, x: Tensor) -> Tensor:
         """Compute the matrix in the layer's own precision, and multiply by it in bfloat16."""

@@ -141,15 +141,15 @@ class PotentialConv2d(Potential, ImageLayer):
         return _InDouble(self)
 
     def lipschitz(self, shape: Sequence[int]) -> float:
-        size = self.geometry.inner_size((shape[-2], shape[-1]))
+        size = self.geometry.inner_size(self.geometry.size_of(shape))
         U = self.cached_operator(size).detach().double()
         return lipschitz_constant(fourier.spectrum(U, size, dilation=self.dilation, groups=self.groups))
 
     def rounding_units(self, shape: Sequence[int]) -> float:
-        return block_units(self.cached_operator(self.geometry.inner_size((shape[-2], shape[-1]))))
+        return block_units(self.cached_operator(self.geometry.inner_size(self.geometry.size_of(shape))))
 
     def constants(self, shape: Sequence[int]) -> float:
-        h, w = self.geometry.inner_size((shape[-2], shape[-1]))
+        h, w = self.geometry.inner_size(self.geometry.size_of(shape))
         return 0.0 if self.bias is None else math.sqrt(h * w) * frobenius_norm(self.bias)
 
     def exported(self, shape: Sequence[int]) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.linalg import frobenius_norm
-from orthoconv.nn.arguments import check_dtype, positive_int
+from orthoconv.nn.arguments import check_dtype, check_tensor, positive_int
 from orthoconv.nn.plain import owned
 from orthoconv.nn.potential import Potential, block_units, half_of, lipschitz_constant
 from orthoconv.products import product
@@ -52,10 +52,11 @@ class PotentialLinear(Potential):
         **options: Any,
     ) -> None:
         super().__init__()
+        self.check_arguments(bias, dtype, options)
         self.in_features = positive_int("in_features", in_features)
         self.out_features = positive_int("out_features", out_features)
         self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self._biased = bool(bias)
+        self._biased = bias
         self.set_up(**options)
         self.reset_parameters()
 
@@ -68,6 +69,7 @@ class PotentialLinear(Potential):
 
     def forward(self, x: Tensor) -> Tensor:
         name = type(self).__name__
+        check_tensor(name, x)
         if x.ndim < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"{name} takes inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
         x = check_dtype(name, x, self.weight.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from orthoconv import budget
 from orthoconv.autograd import gradients_of, with_gradient
-from orthoconv.nn.arguments import Pair, check_precision
+from orthoconv.nn.arguments import Pair, check_precision, check_trainable, flag
 from orthoconv.nn.geometry import Geometry
 from orthoconv.nn.layer import Layer
 from orthoconv.tracing import full_precision, is_concrete
@@ -79,6 +79,20 @@ class Reparametrized(Layer):
     def __init__(self) -> None:
         super().__init__()
         self._frozen, self._memory = 0, _Memory()
+
+    def check_arguments(self, bias: object, dtype: torch.dtype | None, options: dict[str, Any]) -> None:
+        """Raise an error if the class has no option of such a name, or what was given is of the wrong kind."""
+        kind = type(self)
+        own = inspect.signature(kind.set_up).parameters
+        unknown = [name for name in options if name not in own]
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            known = ", ".join(inspect.signature(kind).parameters)
+            raise TypeError(f"{kind.__name__} has no option {unknown[0]!r}; it takes {known}")
+        check_trainable(kind.__name__, dtype)
+        flag("bias", bias)
+        for name in options:
+            if name in own and isinstance(own[name].default, bool):
+                flag(name, options[name])
 
     def set_up(self) -> None:
         """Check the options of the method, if it has any, and make its parameters."""

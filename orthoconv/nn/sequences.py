@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthoconv.nn.arguments import single
+from orthoconv.nn.arguments import check_tensor, single
 from orthoconv.nn.convolution import BaseConv2d
 from orthoconv.nn.geometry import Padding
 
@@ -77,6 +77,7 @@ class SequenceConv1d(BaseConv2d):
         return super().inverse(self._as_row(y, self.out_channels)).squeeze(-2)
 
     def _as_row(self, x: Tensor, channels: int) -> Tensor:
+        check_tensor(type(self).__name__, x)
         if x.ndim not in (2, 3) or x.shape[-2] != channels:
             raise ValueError(
                 f"{type(self).__name__} takes sequences of shape (b, {channels}, n) or ({channels}, n), "

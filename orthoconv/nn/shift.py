@@ -125,8 +125,14 @@ class ShiftConv2d(KernelConv2d):
     def inverse(self, y: Tensor) -> Tensor:
         if self.position is None:
             return super().inverse(y)
+        constant = self._constant()
+        if y.shape[-2:] != constant.shape[-2:]:
+            raise ValueError(
+                f"the inverse of a {type(self).__name__} with position={tuple(self.position.shape)} takes images of "
+                f"{tuple(constant.shape[-2:])}, got {tuple(y.shape)}"
+            )
         bias = 0 if self.bias is None else self.bias[:, None, None]
-        return super().inverse(y - self._constant() + bias)
+        return super().inverse(y - constant + bias)
 
     def in_double(self) -> nn.Module:
         if self.position is None:

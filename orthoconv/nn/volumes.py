@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthoconv.convolutions import convolve
-from orthoconv.nn.arguments import check_dtype, triple
+from orthoconv.nn.arguments import check_dtype, check_tensor, triple
 from orthoconv.nn.geometry import Geometry, check_same_padding
 from orthoconv.nn.plain import PlainSpectrum
 from orthoconv.nn.spectral import UnscaledConv2d, Way
@@ -162,6 +162,7 @@ class VolumeConv3d(UnscaledConv2d):
 
     def check_input(self, x: Tensor, channels: int, *, adjoint: bool) -> Tensor:
         name = type(self).__name__
+        check_tensor(name, x)
         if x.ndim not in (4, 5) or x.shape[-4] != channels:
             raise ValueError(
                 f"{name} takes volumes of shape (b, {channels}, d, h, w) or ({channels}, d, h, w), got {tuple(x.shape)}"
