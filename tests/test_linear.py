@@ -2,7 +2,17 @@ import pytest
 import torch
 
 from orthoconv import cayley, frozen, lipschitz_bound, models
-from orthoconv.nn import CayleyLinear, FrobeniusLinear, NormalizedLinear, QRLinear
+from orthoconv.nn import (
+    BaseLinear,
+    BjorckLinear,
+    BROLinear,
+    CayleyLinear,
+    ExpLinear,
+    FrobeniusLinear,
+    NormalizedLinear,
+    PolarLinear,
+    QRLinear,
+)
 from orthoconv.testing import assert_nonexpansive, assert_orthogonal, dense_matrix
 
 SHAPES = [(3, 3), (2, 7), (7, 2), (9, 1), (1, 4), (9, 4)]
@@ -58,6 +68,38 @@ def test_training_and_eval_agree_for_large_weights(i: int, o: int) -> None:
     with torch.no_grad():
         layer.g.mul_(1e3 / torch.linalg.matrix_norm(layer.weight, ord=2))
     torch.testing.assert_close(layer(x), layer.eval()(x), atol=1e-3, rtol=1e-3)
+
+
+# Inverses
+
+
+@pytest.mark.parametrize("kind", [CayleyLinear, PolarLinear, QRLinear, ExpLinear, BROLinear, BjorckLinear])
+@pytest.mark.parametrize(("i", "o"), [(3, 3), (2, 7), (1, 4)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_inverse_is_the_pseudo_inverse(kind: type[BaseLinear], i: int, o: int, bias: bool) -> None:
+    layer, x = kind(i, o, bias, dtype=torch.float64), torch.randn(2, 5, i, dtype=torch.float64)
+    y = torch.randn(2, 5, o, dtype=torch.float64)
+    constant = layer.bias.detach() if layer.bias is not None else 0
+    expected = (y - constant) @ torch.linalg.pinv(dense_matrix(layer, (i,))).mT
+    for mode in (True, False):
+        layer.train(mode)
+        torch.testing.assert_close(layer.inverse(y), expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(layer.inverse(layer(x)), x, rtol=0, atol=1e-9)
+        torch.testing.assert_close(layer.inverse(y[0, 0]), expected[0, 0], rtol=0, atol=1e-9)
+
+
+def test_the_inverse_has_gradients_and_can_be_transformed() -> None:
+    layer, y = PolarLinear(3, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer.inverse, (y,))
+    layer.inverse(y).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+    torch.testing.assert_close(torch.func.vmap(layer.inverse)(y), layer.inverse(y))
+
+
+def test_the_inverse_of_a_large_layer_in_float32() -> None:
+    for kind in (CayleyLinear, PolarLinear):
+        layer, x = kind(512, 600), torch.randn(4, 512)
+        torch.testing.assert_close(layer.inverse(layer(x)), x, rtol=0, atol=1e-4)
 
 
 # Rows of norm 1

@@ -7,6 +7,7 @@ from orthoconv import fourier
 from orthoconv.nn import (
     AOCConv2d,
     AOCConvTranspose2d,
+    AOLLinear,
     BCOPConv2d,
     BCOPConvTranspose2d,
     BROConv1d,
@@ -220,6 +221,38 @@ def test_inverse_that_does_not_exist() -> None:
         ValueError, match=r"CayleyConv2d 3 -> 6 with stride \(2, 2\) has no inverse: it maps 12 channels"
     ):
         CayleyConv2d(3, 6, 3, stride=2).inverse(torch.randn(1, 6, 4, 4))
+
+
+def test_inverse_says_that_the_padding_is_the_reason() -> None:
+    reason = r"it is not orthogonal, since padding_mode='zeros' crops"
+    with pytest.raises(ValueError, match=rf"^LOTConv2d 4 -> 4 with stride \(1, 1\) has no inverse: {reason}"):
+        LOTConv2d(4, 4, 3, padding_mode="zeros").inverse(torch.randn(1, 4, 4, 4))
+    with pytest.raises(ValueError, match=r"has no inverse: it is not orthogonal$"):
+        OSSNConv2d(4, 4, 3, padding_mode="zeros").inverse(torch.randn(1, 4, 4, 4))
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(PolarLinear, "maps 4 features to 3"), (AOLLinear, "is not orthogonal")])
+def test_inverse_of_a_linear_layer_that_does_not_exist(kind, reason) -> None:
+    with pytest.raises(ValueError, match=rf"^{kind.__name__} 4 -> 3 has no inverse: it {reason}$"):
+        kind(4, 3).inverse(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("c", [4, 512])
+def test_inverse_of_a_linear_layer_with_weights_of_lower_rank(c) -> None:
+    layer = PolarLinear(c, c)
+    with torch.no_grad():
+        layer.weight[:, 1] = layer.weight[:, 0]
+    with pytest.raises(
+        ValueError, match=rf"PolarLinear has no inverse with these weights: .* its {c} .* up to {c - 1}\b"
+    ):
+        layer.inverse(torch.randn(2, c))
+
+
+def test_inverse_of_a_linear_layer_checks_its_input() -> None:
+    with pytest.raises(ValueError, match=r"PolarLinear takes inputs of shape \(\.\.\., 6\), got \(2, 4\)"):
+        PolarLinear(4, 6).inverse(torch.randn(2, 4))
+    with pytest.raises(TypeError, match=r"takes inputs of that dtype, got torch.float64"):
+        PolarLinear(4, 6).inverse(torch.randn(2, 6, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", [BCOPConv2d, BCOPConvTranspose2d, AOCConv2d])

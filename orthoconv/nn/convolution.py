@@ -133,17 +133,24 @@ class BaseConv2d(ImageLayer):
         lower rank may make a layer of some methods, such as BCOP, lose inputs: that is an error. It is looked for with
         one random image, except where torch traces or transforms.
         """
-        i, o = self.geometry.channels
-        if i > o or self.promise != "orthogonal":
+        if reason := self._why_no_inverse():
             raise ValueError(
                 f"{type(self).__name__} {self.in_channels} -> {self.out_channels} with stride {self.stride} has no "
-                f"inverse: it {'maps' if self.promise == 'orthogonal' else 'is not orthogonal; it maps'} "
-                f"{i} channels to {o}"
+                f"inverse: it {reason}"
             )
         self.check_input(y, self.out_channels, adjoint=not self.transposed)
         self._require_isometry(y)
         y = y if self.bias is None else y - self.geometry.as_image(self.bias)
         return self._map(y, None, adjoint=not self.transposed)
+
+    def _why_no_inverse(self) -> str | None:
+        """Return why a layer of this class and geometry has no inverse, or None if it has one."""
+        i, o = self.geometry.channels
+        if i > o and self.promise == "orthogonal":
+            return f"maps {i} channels to {o}"
+        if self.geometry.is_cropped and self.guarantee == "orthogonal":
+            return f"is not orthogonal, since padding_mode={self.padding_mode!r} crops what crosses the border"
+        return None if self.promise == "orthogonal" else "is not orthogonal"
 
     @torch.no_grad()
     def _require_isometry(self, y: Tensor) -> None:

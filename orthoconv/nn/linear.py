@@ -17,9 +17,11 @@ from orthoconv.nn.origins import remade
 from orthoconv.nn.plain import owned
 from orthoconv.nn.reparametrized import Reparametrized
 from orthoconv.products import product
-from orthoconv.tracing import full_precision
+from orthoconv.tracing import full_precision, is_eager
 
 L = TypeVar("L", bound="BaseLinear")
+_NOT_ORTHOGONAL = 1e-3  # by which the squares of the singular values may miss their number, if there is an inverse
+_ROUNDED = 2e-5  # by which rounding in float32 may change the square of one
 
 
 class BaseLinear(Reparametrized):
@@ -139,6 +141,37 @@ class BaseLinear(Reparametrized):
             if self.reduced and self.training and x.dtype == torch.float32:
                 return self._apply_in_bfloat16(x)
             return self.apply_matrix(x)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return the x for which an orthogonal layer returns `y`: the inverse of an isometry is its transpose.
+
+        With more outputs than inputs it is the left inverse: `y` is projected on the range of the layer. Weights of
+        lower rank may make a layer of some methods, such as `PolarLinear`, lose inputs: that is an error. It is looked
+        for in the norm of the matrix, except where torch traces or transforms.
+        """
+        i, o = self.in_features, self.out_features
+        if i > o or self.promise != "orthogonal":
+            reason = f"maps {i} features to {o}" if self.promise == "orthogonal" else "is not orthogonal"
+            raise ValueError(f"{type(self).__name__} {i} -> {o} has no inverse: it {reason}")
+        y = self._check_input(y, o)
+        with full_precision(y):
+            Q = self.cached_operator()
+            self._require_isometry(Q)
+            return product(y if self.bias is None else y - self.bias, Q)
+
+    def _require_isometry(self, Q: Tensor) -> None:
+        """Raise an error if the squares of the singular values, none of which exceeds 1, do not add up to their number.
+
+        Rounding may change each of them by `_ROUNDED`.
+        """
+        if not is_eager(Q):
+            return
+        i, found = self.in_features, frobenius_norm(Q.detach()) ** 2
+        if not abs(found - i) <= _NOT_ORTHOGONAL + _ROUNDED * i:
+            raise ValueError(
+                f"{type(self).__name__} has no inverse with these weights: the squares of its {i} singular values add "
+                f"up to {found:.6g}. Do they have full rank?"
+            )
 
     def _check_input(self, x: Tensor, features: int) -> Tensor:
         """Return `x` in the layer's own precision, or raise an error that says what is wrong with it."""
