@@ -23,6 +23,8 @@ from orthoconv.nn import (
     CircularConv2d,
     ExpLinear,
     FrobeniusLinear,
+    LiResConv2d,
+    LiResConvTranspose2d,
     LOTConv2d,
     OSSNConv2d,
     PolarLinear,
@@ -179,3 +181,20 @@ def test_nothing_changes_without_the_option() -> None:
         assert torch.equal(a.weight, b.weight)
         assert not a.identity
         assert not math.isclose(a.weight.abs().max().item(), 1.0)
+
+
+@pytest.mark.parametrize(("i", "o", "stride"), [(4, 4, 1), (2, 5, 1), (5, 2, 1), (2, 8, 2)])
+def test_lires_starts_as_its_identity_whatever_the_gain(i: int, o: int, stride: int) -> None:
+    options = {"stride": stride, "gain": 3.0, "bias": False, "dtype": torch.float64}
+    layer = LiResConv2d(i, o, 3, identity=True, **options)
+    inputs, n = i * stride**2, 24 // stride**2
+    matrix = dense_matrix(layer, (i, 4, 6)) @ downsample_matrix(i, (4, 6), (stride, stride)).mT
+    eye = torch.eye(n, dtype=torch.float64)
+    assert torch.equal(matrix, torch.kron(rectangle(o, inputs, turns=False), eye))
+    x = torch.randn(2, i, 4, 6, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    assert layer.gain.grad is not None
+    assert layer.gain.grad != 0, "g leaves 0 by gradients"
+    assert LiResConv2d(i, o, 3, **options).gain == 3.0
+    transposed = LiResConvTranspose2d(o, i, 3, identity=True, **options)
+    assert torch.equal(dense_matrix(transposed, (o, 4 // stride, 6 // stride)), dense_matrix(layer, (i, 4, 6)).mT)

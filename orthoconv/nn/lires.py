@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthoconv.nn.arguments import Pair, positive_int
+from orthoconv.nn.arguments import Pair, number, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
 from orthoconv.nn.kernel import KernelConv2d
 from orthoconv.nn.methods import register_method
@@ -29,28 +29,27 @@ class LiResConv2d(KernelConv2d):
     Arguments are those of `BaseConv2d`, and
 
         depth: Number of such layers in the network.
-        gain: Initial value of the learned factor g; with 0 the layer starts as the identity.
+        gain: Initial value of the learned factor g.
+        identity: Whether g starts as 0 instead, so that the layer starts as I.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
 
-    >>> layer, x = LiResConv2d(4, 4, 3, bias=False, gain=0.0), torch.rand(1, 4, 8, 8)
+    >>> layer, x = LiResConv2d(4, 4, 3, bias=False, identity=True), torch.rand(1, 4, 8, 8)
     >>> torch.equal(layer(x), x)
     True
     """
 
-    def set_up(self, *, depth: int = 1, gain: float = 1.0) -> None:
-        self.depth = positive_int("depth", depth)
-        if isinstance(gain, bool) or not isinstance(gain, int | float) or not math.isfinite(gain):
-            raise ValueError(f"gain must be a finite number, got {gain!r}")
-        self.initial_gain = float(gain)
+    def set_up(self, *, depth: int = 1, gain: float = 1.0, identity: bool = False) -> None:
+        self.depth, self.identity = positive_int("depth", depth), bool(identity)
+        self.initial_gain = number("gain", gain, "a finite number", math.isfinite)
         super().set_up()
         self.gain = self.new_parameter()
 
     def reset_parameters(self) -> None:
-        """Initialise K by a normal distribution with deviation 1 / (i kh kw), and g by `gain`."""
+        """Initialise K by a normal distribution with deviation 1 / (i kh kw), and g by `gain`, or by 0."""
         nn.init.normal_(self.weight, std=1 / math.prod(self.kernel_shape[1:]))
-        nn.init.constant_(self.gain, self.initial_gain)
+        nn.init.constant_(self.gain, 0.0 if self.identity else self.initial_gain)
         self.reset_bias()
 
     def sources(self) -> tuple[Tensor, ...]:
@@ -70,7 +69,7 @@ class LiResConv2d(KernelConv2d):
 class LiResConvTranspose2d(TransposedConv2d, LiResConv2d):
     """Adjoint of the `LiResConv2d` of the same kernel from `out_channels` to `in_channels`.
 
-    Arguments are those of `TransposedConv2d`, and `depth` and `gain` as in `LiResConv2d`.
+    Arguments are those of `TransposedConv2d`, and `depth`, `gain` and `identity` as in `LiResConv2d`.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h * stride, w * stride).
