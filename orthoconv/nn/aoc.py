@@ -30,7 +30,7 @@ class AOCConv2d(KernelConv2d):
 
     R is an (o, c s s) orthogonal matrix reshaped to s x s taps: with stride s its patches do not overlap, so it is
     (semi-)orthogonal. The F are the two-tap filters of `BCOPConv2d` on c channels, k - s down and k - s across, which
-    are orthogonal at stride 1. With ``c = max(i, o // (s s))``, of which the inputs are the first i, K is an isometry
+    are orthogonal at stride 1. The inputs are the first i of the ``c = max(i, o // (s s))`` channels. K is an isometry
     if ``i s s <= o``, and the adjoint of one otherwise. Orthogonal matrices are polar factors: the scale of parameters
     does not matter, and where `weight` has lower rank, the layer is still nonexpansive.
 

@@ -35,9 +35,10 @@ class BROConv2d(UnscaledConv2d):
     .. math:: Q = I - 2 V (V^* V)^{-1} V^* = I - 2 X X^*, \qquad V \in C^{c \times r}.
 
     Q is Hermitian, and orthogonal; where V has lower rank, it reflects fewer vectors. With c the larger number of
-    channels, after downsampling and in each group, the layer has the first rows and columns of Q. Those are some of its
-    columns, so an isometry, if the layer has no more inputs than outputs; some of its rows otherwise. With
-    ``rank = c`` it is -I, whatever the weight. X is `linalg.orthonormal` of V. Q is formed only where that takes fewer
+    channels, after downsampling and in each group, the layer has as many of the first rows of Q as it has outputs, and
+    as many of the first columns as it has inputs. With no more inputs than outputs, these are whole columns of Q, and
+    the layer is an isometry. With more inputs, these are whole rows of Q, and the layer never increases norms. With
+    ``rank = c``, Q is -I, whatever the weight. X is `linalg.orthonormal` of V. Q is formed only where that takes fewer
     products than to multiply by X* and X. If the condition number of V is above 1e7, singular values may be below 1,
     never above it.
 
@@ -45,8 +46,8 @@ class BROConv2d(UnscaledConv2d):
 
         rank: Number r of the vectors, from 1 to c. None for c // 4 or the smaller number of channels, if that is less;
             but at least 1.
-        identity: Whether the vectors start as the first r unit vectors, so that the layer keeps the other channels;
-            otherwise they are random.
+        identity: Whether the vectors start as the first r unit vectors: the layer changes the sign of the first r
+            channels, and keeps the others. Otherwise they are random.
 
     Attributes: `weight`, the kernel of V, (groups c, rank, kh, kw); `bias`.
 

@@ -91,7 +91,8 @@ class PotentialConv2d(Potential, ImageLayer):
 
     Arguments are those of `ImageLayer`, and
 
-        hidden: Rows of U, a multiple of groups; by default half the smaller of i and out_channels, see `half_of`.
+        hidden: Rows of U, a multiple of groups. By default half the smaller of out_channels and of the inputs, those of
+            a whole block of pixels if there is a stride; rounded up, for each group.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity. A small weight would not do that, since its size is divided out.
 

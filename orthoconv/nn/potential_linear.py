@@ -27,7 +27,7 @@ class PotentialLinear(Potential):
         bias: Whether the block has a learnable bias b.
         device: Device of the parameters.
         dtype: Precision of the parameters.
-        hidden: Rows of U; by default half the smaller of in_features and out_features, as in `PotentialConv2d`.
+        hidden: Rows of U; by default half the smaller of in_features and out_features, rounded up.
         identity: Whether a learned gate multiplies the step, and starts almost closed, as in `PotentialConv2d`.
 
     Shape:

@@ -27,9 +27,10 @@ class ShiftConv2d(KernelConv2d):
     .. math:: y = M R^T S(R (x + p)) + b
 
     With c the larger number of channels, after downsampling and in each group, R (c, c) and M (o, c) are Cayley
-    transforms of `mixer` and `weight`. S shifts channels circularly, so it is a permutation. The inputs are the first i
-    channels. If i <= o = c, the layer is the orthogonal M R^T S R on the first i channels, an isometry; if i = c > o,
-    it is the product of a co-isometry M and orthogonal maps, a co-isometry. Its kernel is a cross of kh + kw - 1 taps.
+    transforms of `mixer` and `weight`. S shifts channels circularly, so it is a permutation. The i inputs are the first
+    of the c channels; the other channels are zero. With no more inputs than outputs, M is square, M R^T S R is
+    orthogonal, and the layer is an isometry. With more inputs, M has orthonormal rows, and the layer never increases
+    norms: its adjoint is an isometry. Its kernel is a cross of kh + kw - 1 taps.
     For one tap there is nothing to shift, and the layer is M alone. Few channels are convolved by the kernel, which is
     faster there; many by the two matrices.
 

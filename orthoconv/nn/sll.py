@@ -48,7 +48,12 @@ class SLLConv2d(_Weighted, PotentialConv2d):
     The block maps channels to themselves: inputs get channels of zeros, or the first channels of the result are
     returned; see `PotentialConv2d`. There is no inverse and no transposed layer.
 
-    Arguments are those of `PotentialConv2d`.
+    Arguments are those of `ImageLayer`, and
+
+        hidden: Rows of U, a multiple of groups. By default half the smaller of out_channels and of the inputs, those of
+            a whole block of pixels if there is a stride; rounded up, for each group.
+        identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
+            the identity.
 
     Shape:
         (b, in_channels, h, w) or (in_channels, h, w), to (b, out_channels, h / stride, w / stride).
@@ -67,7 +72,11 @@ class SLLConv2d(_Weighted, PotentialConv2d):
 class SLLLinear(_Weighted, PotentialLinear):
     """Residual block with a matrix and its transpose, 1-Lipschitz for any weight: see `SLLConv2d`. It is not linear.
 
-    Arguments are those of `PotentialLinear`.
+    Arguments are those of `nn.Linear`, and
+
+        hidden: Rows of U; by default half the smaller of in_features and out_features, rounded up.
+        identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
+            the identity.
 
     Shape:
         (..., in_features), to (..., out_features).
