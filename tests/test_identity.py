@@ -1,5 +1,6 @@
 """Layers that start as the identity, or as near to it as their method comes."""
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import torch
 from oracles import downsample_matrix
 from torch import Tensor, nn
 
+from orthoconv import nn as layers
 from orthoconv.linalg import cayley, cayley_preimage
 from orthoconv.nn import (
     AOCConv2d,
@@ -198,3 +200,24 @@ def test_lires_starts_as_its_identity_whatever_the_gain(i: int, o: int, stride: 
     assert LiResConv2d(i, o, 3, **options).gain == 3.0
     transposed = LiResConvTranspose2d(o, i, 3, identity=True, **options)
     assert torch.equal(dense_matrix(transposed, (o, 4 // stride, 6 // stride)), dense_matrix(layer, (i, 4, 6)).mT)
+
+
+def test_every_method_takes_the_option_and_four_start_as_a_part_of_the_identity() -> None:
+    """As docs/models.md says it."""
+    x, c, k = torch.randn(2, 4, 5, 5, dtype=torch.float64), 4, 3
+    part = {
+        "BROConv2d": lambda x: torch.cat((-x[:, :1], x[:, 1:]), 1),  # its rank is c // 4
+        "RKOConv2d": lambda x: x / k,
+        "FrobeniusConv2d": lambda x: x / (k * c**0.5),
+    }
+    kinds = [kind for name, kind in vars(layers).items() if name.endswith("Conv2d") and not inspect.isabstract(kind)]
+    assert len(kinds) > 15
+    for kind in kinds:
+        y = kind(c, c, k, identity=True, bias=False, dtype=torch.float64)(x)
+        if kind.__name__ == "ShiftConv2d":
+            same = [torch.equal(y[:, channel], x[:, channel]) for channel in range(c)]
+            assert sum(same) == c // 2, "half of the channels are moved"
+            assert all(y[:, n].sum().isclose(x[:, n].sum()) for n in range(c)), "and lose nothing"
+        else:
+            atol = 0.1 if kind.__name__ in ("CPLConv2d", "SLLConv2d") else 1e-9
+            torch.testing.assert_close(y, part.get(kind.__name__, lambda x: x)(x), rtol=0, atol=atol)

@@ -5,7 +5,7 @@ __all__ = ["Reparametrized", "frozen"]
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -83,7 +83,7 @@ class Reparametrized(Layer):
     def check_arguments(self, bias: object, dtype: torch.dtype | None, options: dict[str, Any]) -> None:
         """Raise an error if the class has no option of such a name, or what was given is of the wrong kind."""
         kind = type(self)
-        own = inspect.signature(kind.set_up).parameters
+        own: Mapping[str, inspect.Parameter] = inspect.signature(kind.set_up).parameters if options else {}
         unknown = [name for name in options if name not in own]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in own.values()):
             known = ", ".join(inspect.signature(kind).parameters)
