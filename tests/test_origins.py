@@ -195,7 +195,7 @@ REFUSALS = [
     (
         nn.Conv2d(3, 8, 3),
         {},
-        r'no CayleyConv2d .*padding must be "same", or \[1\] and \[1\].*got \(0, 0\).*padding="same"',
+        r'no CayleyConv2d .*padding must be "same", or 1, with .*got \(0, 0\).*padding="same"',
     ),
     (nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), {}, 'must be "circular" or "zeros", got \'reflect\''),
     (nn.Conv2d(3, 8, 3, padding=1), {"method": "nope"}, "method must be one of 'aoc', .*got 'nope'"),

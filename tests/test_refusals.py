@@ -30,7 +30,7 @@ from orthoconv.nn import (
 )
 
 CONSTRUCTOR = [
-    ({"padding": 0}, r'padding must be "same", or \[1\] and \[1\].*got 0'),
+    ({"padding": 0}, r'padding must be "same", or 1, with .*got 0'),
     ({"padding": "valid"}, r"padding must be .*got 'valid'"),
     ({"padding": (1, 2)}, r"got \(1, 2\)"),
     ({"padding": 1, "kernel_size": 2}, r'padding must be "same" with kernel_size=\(2, 2\)'),

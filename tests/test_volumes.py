@@ -283,7 +283,7 @@ def test_takes_the_place_of_torch() -> None:
     [
         ({"kernel_size": (3, 3)}, r"kernel_size must be a positive int or three of them, got \(3, 3\)"),
         ({"kernel_size": 3, "stride": 0}, "stride must be .*got 0"),
-        ({"kernel_size": 3, "padding": 0}, r'"same", or \[1\] and \[1\] and \[1\] for depth .*got 0'),
+        ({"kernel_size": 3, "padding": 0}, r'"same", or 1, with .*got 0'),
         ({"kernel_size": 3, "padding": (1, 1)}, r"got \(1, 1\)"),
         ({"kernel_size": 3, "padding_mode": "reflect"}, "must be .*got 'reflect'"),
         ({"kernel_size": 3, "groups": 2}, "groups must divide"),

@@ -247,8 +247,10 @@ def check_same_padding(padding: Padding, kernel: Sequence[int], stride: Sequence
     given = ints(padding, len(accepted))
     if given is not None and all(p in ps for p, ps in zip(given, accepted, strict=True)):
         return given
-    names = " and ".join(("height", "width") if len(accepted) == 2 else ("depth", "height", "width"))
-    also = f", or {' and '.join(map(str, accepted))} for {names}" if all(accepted) else ""
+    choices = [" or ".join(map(str, ps)) for ps in accepted]
+    names = ("height", "width") if len(accepted) == 2 else ("depth", "height", "width")
+    each = " and ".join(f"{choice} for the {name}" for choice, name in zip(choices, names, strict=False))
+    also = f", or {choices[0] if len(set(choices)) == 1 else each}," if all(accepted) else ""
     raise ValueError(
         f'padding must be "same"{also} with kernel_size={kernel}, stride={stride}, dilation={dilation}; got {padding!r}'
     )
