@@ -21,6 +21,8 @@ _YOUNGER = {
     "layers": None,
     "members": 1,
     "mirror": False,
+    "identity": False,
+    "padding_mode": "circular",
 }  # fields that older records of networks lack, and the value that they then had
 _YOUNGER_OPTIONS = {"resize": None, "split": None, "data_seed": 0, "start": None}  # the same of whole configurations
 _OPTIONS = ("examples", *_YOUNGER_OPTIONS)
@@ -37,7 +39,7 @@ class ModelSpec:
         width: Factor of the numbers of channels.
         kernel_size: Taps of the convolutions.
         strided_kernel_size: Taps of the strided convolutions of kwlarge.
-        lipschitz: Lipschitz bound of the network.
+        lipschitz: Lipschitz bound of the network, if its methods guarantee norms of at most 1.
         learned_scale: Whether the scale g of Cayley layers is trained.
         normalize: Whether the first layer subtracts the mean of the training images (center), divides by their
             standard deviation as well (standardize), or does neither (none).
@@ -46,6 +48,8 @@ class ModelSpec:
         layers: The layers of a network of one's own, such as [conv 32 k3 s2, maxmin, flatten, linear 64, maxmin, head].
         members: Number of networks, trained from one seed after the other, whose mean the model is.
         mirror: Whether the model is the mean over an image and its mirror image; it is trained without.
+        identity: Whether layers with as many outputs as inputs start as the identity.
+        padding_mode: Padding of the convolutions: circular or zeros.
     """
 
     name: str = "kwlarge"
@@ -59,9 +63,11 @@ class ModelSpec:
     normalize: Literal["none", "center", "standardize"] = "center"
     head: str | None = None
     depth: int | None = None
-    layers: list[str] | None = None
+    layers: list[str | dict[str, Any]] | None = None
     members: int = 1
     mirror: bool = False
+    identity: bool = False
+    padding_mode: Literal["circular", "zeros"] = "circular"
 
     def __post_init__(self) -> None:
         if self.layers is not None and self.name not in ("kwlarge", "custom"):

@@ -15,7 +15,7 @@ from orthoconv.models.lipconvnet import lipconvnet
 from orthoconv.models.liresnet import liresnet
 from orthoconv.models.resnet9 import resnet9
 from orthoconv.models.wide_resnet import wide_resnet10_10
-from orthoconv.models.words import count_layers, from_words
+from orthoconv.models.words import Word, count_layers, from_words
 from orthoconv.nn import Ensemble, IsometryAverage, Normalize, conv_methods
 from orthoconv.nn.arguments import pair, positive_int
 from orthoconv.nn.weight_norm import WeightNormed
@@ -33,6 +33,7 @@ class Network(NamedTuple):
         make: Makes its layers, if words cannot say them.
         options: Names of its own options.
         conv: Method of the convolutions if none is given; Cayley, if that one is not registered.
+        by_method: Whether its words depend on the method of the convolutions: they are then given `conv`, too.
     """
 
     depth: int
@@ -41,6 +42,7 @@ class Network(NamedTuple):
     make: Callable[..., list[nn.Module]] | None = None
     options: tuple[str, ...] = ()
     conv: str = "cayley"
+    by_method: bool = False
 
 
 NETWORKS = {
@@ -49,7 +51,7 @@ NETWORKS = {
     "wide_resnet10_10": Network(9, 16, make=wide_resnet10_10),
     "critic": Network(5, 16, words=critic),
     "lipconvnet": Network(6, 32, words=lipconvnet, options=("depth",)),
-    "liresnet": Network(9, 8, words=liresnet, options=("depth",), conv="lires"),
+    "liresnet": Network(9, 8, words=liresnet, options=("depth",), conv="lires", by_method=True),
 }
 """Networks that `build` knows by name, and what it needs to know of each.
 
@@ -72,7 +74,7 @@ def default_conv(name: str) -> str:
 
 
 def build(
-    name: str | Sequence[str],
+    name: str | Sequence[Word],
     conv: str | None = None,
     linear: str | None = None,
     width: float = 1,
@@ -88,9 +90,11 @@ def build(
     std: Sequence[float] | None = None,
     head: str | None = None,
     depth: int | None = None,
-    layers: Sequence[str] | None = None,
+    layers: Sequence[Word] | None = None,
     members: int = 1,
     mirror: bool = False,
+    identity: bool = False,
+    padding_mode: str = "circular",
 ) -> nn.Sequential:
     """A network by its name, or by a list of words, for images in [0, 1].
 
@@ -104,7 +108,9 @@ def build(
             the convolutions.
         width: Factor of the numbers of channels.
         kernel_size: Taps of the convolutions.
-        lipschitz: Bound L of the network; each of its m layers is multiplied by L ** (1 / m).
+        lipschitz: Bound L of the network, if its methods guarantee norms of at most 1: each of its m layers is
+            multiplied by L ** (1 / m). A method that guarantees nothing, such as "lires" and "plain", is multiplied,
+            too, but L is no bound then; `orthoconv.lipschitz_bound` finds one.
         strided_kernel_size: Taps of the two convolutions of KWLarge with stride 2, which halves them: 3 (the
             default, as `kernel_size`) in the released code, 4 in the network that the paper names.
         learned_scale: Whether the scale g of Cayley layers is trained (Section 4.1). If False, g keeps its first value.
@@ -112,25 +118,31 @@ def build(
         in_channels: Channels of the images.
         classes: Number of logits.
         mean: Mean of each channel, subtracted first, if given.
-        std: Standard deviation of each channel, divided by, if given; the bound becomes lipschitz / min(std).
+        std: Standard deviation of each channel, divided by, if given, which divides the bound by min(std).
         head: Method of the last linear layer, such as "normalized"; by default that of the other linear layers. With
             "normalized", L is the bound of each logit, and not of all together; `certify` knows.
         depth: Convolutions of lipconvnet, a multiple of 5 (5 by default), or in the body of liresnet (4 by default).
         layers: The list of words, if `name` is "custom".
         members: Number of such networks, whose mean the model is: an `orthoconv.nn.Ensemble`.
         mirror: Whether the model is the mean over an image and its mirror image: an `orthoconv.nn.IsometryAverage`.
+        identity: Whether each square layer starts as the identity, or as near to it as its method comes. A layer is
+            square if it has as many outputs as inputs; with a stride, the inputs are those of a block of pixels. Other
+            layers start as usual, since they would copy some channels and add up or drop others. It is an error if a
+            square layer has no such option, or if no layer is square. If False, each method starts in its own way.
+        padding_mode: That of the convolutions: "circular", or "zeros", which loses norm at the border.
 
     >>> build("kwlarge", in_channels=1, image_size=28)[0]
     CayleyConv2d(1, 32, kernel_size=(3, 3))
     >>> build(["conv 4 s2", "maxmin", "flatten", "head"], image_size=8)[0]
     CayleyConv2d(3, 4, kernel_size=(3, 3), stride=(2, 2))
     """
-    if type(mirror) is not bool:
-        raise ValueError(f"mirror must be True or False, got {mirror!r}")
+    for key, value in (("mirror", mirror), ("identity", identity)):
+        if type(value) is not bool:
+            raise ValueError(f"{key} must be True or False, got {value!r}")
     model, *others = [
         _network(
             name, conv, linear, width, kernel_size, lipschitz, strided_kernel_size, learned_scale, image_size,
-            in_channels, classes, mean, std, head, depth, layers,
+            in_channels, classes, mean, std, head, depth, layers, identity, padding_mode,
         )
         for _ in range(positive_int("members", members))
     ]  # fmt: skip
@@ -140,13 +152,14 @@ def build(
 
 
 def _network(
-    name: str | Sequence[str], conv: str | None, linear: str | None, width: float, kernel_size: int, lipschitz: float,
+    name: str | Sequence[Word], conv: str | None, linear: str | None, width: float, kernel_size: int, lipschitz: float,
     strided_kernel_size: int | None, learned_scale: bool, image_size: int | Sequence[int], in_channels: int,
     classes: int, mean: Sequence[float] | None, std: Sequence[float] | None, head: str | None, depth: int | None,
-    layers: Sequence[str] | None,
+    layers: Sequence[Word] | None, identity: bool, padding_mode: str,
 ) -> nn.Sequential:  # fmt: skip
     """One network; `build` says what its arguments are."""
-    name, words = _words(name, layers, {"strided_kernel_size": strided_kernel_size, "depth": depth}, width, kernel_size)
+    own_options = {"strided_kernel_size": strided_kernel_size, "depth": depth}
+    name, words = _words(name, layers, own_options, width, kernel_size, conv)
     size = pair("image_size", image_size)
     for key, value in (("in_channels", in_channels), ("classes", classes)):
         positive_int(key, value)
@@ -157,11 +170,14 @@ def _network(
         raise ValueError(f"lipschitz must be positive and finite, got {lipschitz!r}")
     if not isinstance(learned_scale, bool):
         raise ValueError(f"learned_scale must be True or False, got {learned_scale!r}")
+    if padding_mode not in ("circular", "zeros"):
+        raise ValueError(f"padding_mode must be 'circular' or 'zeros', got {padding_mode!r}")
     if std is not None and mean is None:
         raise ValueError(f"std={std!r} needs a mean beside it, got mean=None")
     in_a_row = NETWORKS[name].depth if words is None else count_layers(words)
     factor = 1.0 if lipschitz == 1 else lipschitz ** (1 / in_a_row)
-    make = LayerFactory(default_conv(name) if conv is None else conv, linear, factor, head)
+    method = default_conv(name) if conv is None else conv
+    make = LayerFactory(method, linear, factor, head, identity=identity, padding_mode=padding_mode)
     first = [] if mean is None else [_normalize(mean, std, in_channels)]
     try:
         if words is None:
@@ -172,6 +188,8 @@ def _network(
         model = nn.Sequential(*first, *made)
     except (RuntimeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{name} with width={width} and kernel_size={kernel_size} cannot be made: {error}") from error
+    if identity and not make.identities:
+        raise ValueError(f"identity=True is for layers with as many outputs as inputs, and {name} has none")
     for layer in model.modules():
         if isinstance(layer, WeightNormed):
             layer.g.requires_grad_(learned_scale)
@@ -179,12 +197,13 @@ def _network(
 
 
 def _words(
-    name: str | Sequence[str],
-    layers: Sequence[str] | None,
+    name: str | Sequence[Word],
+    layers: Sequence[Word] | None,
     options: dict[str, int | None],
     width: float,
     kernel_size: int,
-) -> tuple[str, list[str] | None]:
+    conv: str | None,
+) -> tuple[str, list[Word] | None]:
     """Return the name of the network, and its words, if it has any."""
     positive_int("kernel_size", kernel_size)
     if not isinstance(name, str) and isinstance(name, Sequence) and layers is None:
@@ -206,7 +225,10 @@ def _words(
         if key not in network.options:
             takers = " and ".join(n for n, other in NETWORKS.items() if key in other.options)
             raise ValueError(f"{key} is for {takers}, got {value!r} with {name}")
-    return name, None if network.words is None else network.words(width, kernel_size, **given)
+    if network.words is None:
+        return name, None
+    method = {"conv": default_conv(name) if conv is None else conv} if network.by_method else {}
+    return name, list(network.words(width, kernel_size, **given, **method))
 
 
 def _normalize(mean: Sequence[float], std: Sequence[float] | None, channels: int) -> Normalize:
