@@ -27,7 +27,7 @@ from orthoconv.nn import (
     SoftHuber,
     register_method,
 )
-from orthoconv.nn.methods import _METHODS
+from orthoconv.nn import methods
 from orthoconv.testing import dense_matrix
 
 # Options
@@ -128,7 +128,7 @@ def test_refusals(line: str, message: str) -> None:
 
 def test_options_of_methods_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that takes any options gets them, and its TypeError is one of the line."""
-    monkeypatch.setattr("orthoconv.nn.methods._METHODS", dict(_METHODS))
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
 
     def make(i: int, o: int, k: int, **options: Any) -> nn.Conv2d:
         return nn.Conv2d(i, o, k, padding="same", stride=options.pop("stride", 1), **options)

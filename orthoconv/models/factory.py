@@ -103,13 +103,13 @@ def option_names(make: Callable[..., nn.Module], positions: int) -> list[str] | 
     >>> option_names(nn.Linear, 2)
     ['bias']
     """
-    parameters = _parameters(make)
+    parameters = _signature(make)
     if parameters is None:
         return None
     return [name for name in list(parameters)[positions:] if name not in _ELSEWHERE]
 
 
-def _parameters(make: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter] | None:
+def _signature(make: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter] | None:
     """Return the parameters of what makes a layer, or None if it takes options of any name."""
     parameters = inspect.signature(make).parameters
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else parameters
@@ -117,7 +117,7 @@ def _parameters(make: Callable[..., nn.Module]) -> Mapping[str, inspect.Paramete
 
 def _check_options(kind: str, make: Callable[..., nn.Module], positions: int, given: Options, options: Options) -> None:
     """Raise an error that lists the options of a layer, unless it takes these."""
-    parameters, names = _parameters(make), option_names(make, positions)
+    parameters, names = _signature(make), option_names(make, positions)
     for key, value in options.items():
         if names is None or parameters is None:
             continue
