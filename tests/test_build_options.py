@@ -47,6 +47,9 @@ def test_networks_by_name_start_as_the_identity() -> None:
     assert [m.identity for m in convs] == [False, True, True, True, True, False]
     model = build("resnet9", width=0.0625, image_size=16, identity=True)
     assert sum(m.identity for m in model.modules() if isinstance(m, CayleyConv2d)) == 4, "those of the residuals"
+    for name, options, count in (("kwlarge", {}, 1), ("lipconvnet", {"depth": 10}, 4)):  # as docs/models.md says
+        model = build(name, image_size=32, identity=True, **options)
+        assert sum(getattr(m, "identity", False) for m in model) == count
 
 
 def test_a_line_overrides_the_network() -> None:

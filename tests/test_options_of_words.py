@@ -1,17 +1,20 @@
 """What a line of a network may say besides its numbers: options of its layer, residuals, and words of this version."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from orthoconv import lipschitz_bound, models
 from orthoconv.lab.cli import main
 from orthoconv.lab.configs import ModelSpec, Training
 from orthoconv.models import build
-from orthoconv.models.words import count_layers, divisor_of
+from orthoconv.models.words import LAYERS, count_layers, divisor_of
 from orthoconv.nn import (
     Abs,
     BatchCentering,
@@ -25,9 +28,9 @@ from orthoconv.nn import (
     Scale,
     ScaledAdaptiveAvgPool2d,
     SoftHuber,
+    methods,
     register_method,
 )
-from orthoconv.nn import methods
 from orthoconv.testing import dense_matrix
 
 # Options
@@ -252,3 +255,35 @@ def test_a_run_with_options_and_a_residual(tmp_path) -> None:
     residual = model[3]
     assert isinstance(residual, ConvexResidual)
     assert (residual.f[0].groups, residual.f[2].rank) == (2, 2)
+
+
+# Documentation
+
+PAGE = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_the_page_names_every_word() -> None:
+    table = PAGE.partition("| word | layer |")[2].partition("\n\n")[0]
+    named = {text.split()[0] for text in re.findall(r"`([^`]+)`", table)}
+    assert named >= {*LAYERS, "conv", "linear", "head", "residual:"}
+    assert set(re.findall(r"`(\w+ \[?[A-Z]+[^`]*)`", table)) >= {
+        " ".join((name, *kind.numbers)) for name, kind in LAYERS.items() if kind.numbers
+    }
+
+
+def test_the_examples_of_the_page_are_networks() -> None:
+    examples = [yaml.safe_load(text)["model"]["layers"] for text in re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.S)]
+    assert len(examples) == 2
+    assert any(isinstance(line, dict) for line in examples[1])
+    for words in examples:
+        build(words, image_size=8)
+
+
+def test_the_options_of_the_page_are_those_of_layers() -> None:
+    table = PAGE.partition("| for example | gives the layer |")[2].partition("\n\n")[0]
+    lines = re.findall(r"^\| `([^`]+)`", table, flags=re.M)
+    assert len(lines) == 5
+    for line in lines:
+        before = ["flatten"] if line.startswith("linear") else []
+        after = [] if before else ["flatten"]
+        build([*before, line, *after, "head"], image_size=4)
