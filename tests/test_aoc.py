@@ -104,7 +104,7 @@ def test_zero_padding_never_expands(kind: type) -> None:
         ({"kernel_size": 2, "stride": 3}, r"at least the stride.* got kernel_size=\(2, 2\) with stride=\(3, 3\)"),
         ({"kernel_size": (3, 1), "stride": 2}, r"at least the stride.* got kernel_size=\(3, 1\)"),
         ({"kernel_size": 4, "stride": 2, "dilation": 2}, r"no common divisor.* got stride=\(2, 2\) with dilation=\(2"),
-        ({"kernel_size": 3, "stride": 2, "padding": 0}, r"padding must be .*\[1\] and \[1\].* got 0"),
+        ({"kernel_size": 3, "stride": 2, "padding": 0}, r"padding must be .* or 1, with .* got 0"),
     ],
 )
 def test_refusals(options, message) -> None:

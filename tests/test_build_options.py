@@ -62,18 +62,8 @@ def test_a_line_overrides_the_network() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "resnet9",
-            {"conv": "lires"},
-            "identity=True is no option of the convolutions of 'lires'; those of LiRes.*gain",
-        ),
         ("resnet9", {"conv": "eco"}, "conv must be one of"),
         (["flatten", "linear 8", "linear 8", "head"], {"linear": "plain"}, "identity=True .* linear layers of 'plain'"),
-        (
-            ["conv 4", "conv 4 lires", "flatten", "head"],
-            {},
-            "identity=True is no option of the convolutions of 'lires'",
-        ),
         ("critic", {}, "identity=True is for layers with as many outputs as inputs, and critic has none"),
         (["flatten", "head"], {}, "as many outputs as inputs, and custom has none"),
         ("kwlarge", {"identity": 1}, "identity must be True or False, got 1"),
@@ -82,6 +72,13 @@ def test_a_line_overrides_the_network() -> None:
 def test_what_cannot_start_as_the_identity(name, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         build(name, **{"width": 0.125 if isinstance(name, str) else 1, "identity": True, "image_size": 16, **options})
+
+
+@pytest.mark.parametrize("conv", [conv for conv in conv_methods() if conv != "aol"])  # which always does
+def test_square_convolutions_of_every_method_start_as_the_identity(conv: str) -> None:
+    """Those of CPL and SLL have a gate, which starts almost closed."""
+    model = build(["conv 4", "conv 4", "flatten", "head"], conv=conv, image_size=4, identity=True)
+    assert [m.identity or getattr(m, "gate", None) is not None for m in model[:2]] == [False, True]
 
 
 # Padding
