@@ -4,9 +4,8 @@ Each class is a method as its paper or its public code computes it, differentiat
 used nowhere else. They are for square layers on square images. The steps take turns; a ratio is the median of those of
 single turns. The reference of AOC is orthogonium's layer, if that package is installed.
 
-The public code of SOC, CPL, SLL and LiRes pads by zeros, that of AOL circularly. Each reference is timed twice: padded
-circularly, so that both sides compute the same operator, and padded by zeros, which needs no copy. `--out FILE` keeps
-the times.
+Kernels in space are timed twice: padded circularly, as is usual here, and by zeros, as in the public code of SOC, CPL,
+SLL and LiRes. Both sides pad alike. `--out FILE` keeps the times.
 """
 
 import argparse
@@ -210,7 +209,7 @@ def measure(channels: int, size: int, batch: int, rounds: int) -> dict[str, dict
         for padding in PADDINGS:
             if (theirs := _reference(name, channels, padding)) is None:
                 continue
-            ours = conv_method(name)(channels, channels, 3, **_like_published(name, channels))
+            ours = conv_method(name)(channels, channels, 3, padding_mode=padding, **_like_published(name, channels))
             seconds = [(step(ours, x), step(theirs, x)) for _ in range(rounds + 1)][1:]
             found[padding][name] = {"ours": [a for a, _ in seconds], "published": [b for _, b in seconds]}
             print(f"{name:12} {padding:10} ours / published {ratio(found[padding][name]):.2f}", flush=True)

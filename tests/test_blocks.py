@@ -63,14 +63,15 @@ def test_equals_the_dense_map(contract: Contract, case: Case) -> None:
 
 @every_block
 @pytest.mark.parametrize("case", [Case(3, 3, 3, (4, 5)), Case(2, 5, 2, (3, 4)), Case(5, 2, 3, (4, 4))], ids=str)
-def test_padding_by_zeros_is_the_block_on_a_larger_torus(contract: Contract, case: Case) -> None:
+def test_padding_by_zeros_takes_a_part_of_the_convolution_on_a_larger_torus(contract: Contract, case: Case) -> None:
     layer = spread(contract.layer(case, padding_mode="zeros"))
     x, (h, w) = suite.images(contract, case), case.size
     H, W = h + case.k - 1, w + case.k - 1
-    larger = nn.functional.pad(x, (0, W - w, 0, H - h))
-    expected = dense_block(layer, contract.oracle(layer, (H, W)), larger.flatten(1), H * W)
-    expected = expected.view(len(x), case.o, H, W)[..., :h, :w]
+    U = contract.oracle(layer, (H, W)).unflatten(0, (-1, H, W)).unflatten(3, (-1, H, W))
+    part = U[:, :h, :w, :, :h, :w].flatten(3).flatten(0, 2)
+    expected = dense_block(layer, part, x.flatten(1), h * w).view(len(x), case.o, h, w)
     torch.testing.assert_close(layer(x), expected, atol=1e-11, rtol=0)
+    torch.testing.assert_close(in_double(layer)(x), expected, atol=1e-11, rtol=0)
     torch.testing.assert_close(export(layer, x.shape[1:])(x), expected, atol=1e-11, rtol=0)
     J = torch.autograd.functional.jacobian(layer, x[:1])
     assert_nonexpansive(J.view(expected[0].numel(), -1), atol=1e-12)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from orthoconv import budget
 from orthoconv.linalg import gram_factor, norms
 from orthoconv.nn import BROConv2d, CPLConv2d, kernel
-from orthoconv.nn.kernel import add_channels, circular_conv2d
+from orthoconv.nn.kernel import add_channels, same_conv2d
 
 
 def double(*shape: int) -> Tensor:
@@ -32,18 +32,18 @@ def test_a_convolution_of_few_channels(taken: list[torch.Size], shape: tuple[int
     inputs = (x, weight, bias) if biased else (x, weight)
     expected = x.detach().flatten(1) @ conv_matrix(weight.detach(), size).mT
     expected = expected.view(2, shape[0], *size) + (0 if bias is None else bias.detach()[:, None, None])
-    torch.testing.assert_close(circular_conv2d(*inputs), expected)
-    assert torch.autograd.gradcheck(circular_conv2d, inputs)
-    assert torch.autograd.gradgradcheck(circular_conv2d, inputs, fast_mode=True)
-    torch.autograd.gradcheck(lambda x: circular_conv2d(x, *(t.detach() for t in inputs[1:])), (x,))
+    torch.testing.assert_close(same_conv2d(*inputs), expected)
+    assert torch.autograd.gradcheck(same_conv2d, inputs)
+    assert torch.autograd.gradgradcheck(same_conv2d, inputs, fast_mode=True)
+    torch.autograd.gradcheck(lambda x: same_conv2d(x, *(t.detach() for t in inputs[1:])), (x,))
     assert taken
 
 
 def test_other_convolutions_are_left_to_torch(taken: list[torch.Size]) -> None:
-    circular_conv2d(double(1, 4, 4, 4), double(8, 4, 3, 3))
-    circular_conv2d(double(1, 2, 4, 4), double(18, 1, 3, 3), groups=2)
-    circular_conv2d(double(1, 1, 6, 6), double(9, 1, 3, 3), dilation=(2, 2))
-    circular_conv2d(double(1, 1, 4, 4).detach(), double(9, 1, 3, 3))
+    same_conv2d(double(1, 4, 4, 4), double(8, 4, 3, 3))
+    same_conv2d(double(1, 2, 4, 4), double(18, 1, 3, 3), groups=2)
+    same_conv2d(double(1, 1, 6, 6), double(9, 1, 3, 3), dilation=(2, 2))
+    same_conv2d(double(1, 1, 4, 4).detach(), double(9, 1, 3, 3))
     assert not taken
 
 

@@ -13,7 +13,7 @@ from orthoconv import budget, fourier, planes
 from orthoconv.linalg import cayley
 from orthoconv.nn import CayleyConv2d
 from orthoconv.nn import lift as lift_module
-from orthoconv.nn.kernel import circular_conv2d
+from orthoconv.nn.kernel import same_conv2d
 
 CASES = [
     Case(3, 3, 3, (9, 8)),
@@ -203,7 +203,7 @@ def test_lift_is_a_convolution() -> None:
     y, x = torch.randn(2, 3, 3, 7, 6, dtype=torch.float64).unbind()
     y, x = y[:, :2], x[:, 1:]
     V, bias = torch.randn(5, 2, 3, 2, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
-    expected = torch.cat((y, -circular_conv2d(x + y, V, dilation=(2, 1))), dim=1) + bias[:, None, None]
+    expected = torch.cat((y, -same_conv2d(x + y, V, dilation=(2, 1))), dim=1) + bias[:, None, None]
     torch.testing.assert_close(lift_module.lift(y, x, V, bias, (2, 1)), expected)
 
 

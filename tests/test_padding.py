@@ -4,8 +4,21 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from orthoconv import lipschitz_bound
-from orthoconv.nn import BCOPConv2d, CayleyConv2d, CayleyConvTranspose2d, CircularConv2d, OSSNConv2d, RKOConv2d
+from orthoconv import budget, export, lipschitz_bound
+from orthoconv.certificates import in_double
+from orthoconv.nn import (
+    AOCConv2d,
+    AOLConv2d,
+    AOLConvTranspose2d,
+    BCOPConv2d,
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CircularConv2d,
+    OSSNConv2d,
+    RKOConv2d,
+    ShiftConv2d,
+    ShiftConvTranspose2d,
+)
 from orthoconv.testing import dense_matrix
 
 SIZES = [(4, 4), (5, 3), (6, 8)]
@@ -35,14 +48,40 @@ def test_it_is_a_part_of_the_circular_one(kind, options, size) -> None:
     torch.testing.assert_close(train, T)
 
 
-@pytest.mark.parametrize("kind", [CircularConv2d, BCOPConv2d, RKOConv2d])
+@pytest.mark.parametrize("kind", [CircularConv2d, BCOPConv2d, RKOConv2d, AOCConv2d, ShiftConv2d])
 @pytest.mark.parametrize("k", [2, 3, 4])
-def test_a_kernel_in_space_is_torch_s_convolution(kind, k) -> None:
-    layer = kind(4, 6, k, padding_mode="zeros", dtype=torch.float64)
-    x = torch.randn(2, 4, 5, 7, dtype=torch.float64)
+@pytest.mark.parametrize("i", [4, 1])  # one channel has a gradient of its own
+def test_a_kernel_in_space_is_torch_s_convolution(kind, k, i) -> None:
+    layer = kind(i, 6, k, padding_mode="zeros", dtype=torch.float64)
+    x = torch.randn(2, i, 5, 7, dtype=torch.float64, requires_grad=True)
     before, after = (k - 1) // 2, k // 2
     expected = F.conv2d(F.pad(x, (before, after) * 2), layer.kernel, layer.bias)
-    torch.testing.assert_close(layer(x), expected)
+    for way in (layer, in_double(layer), export(layer, (i, 5, 7))):
+        torch.testing.assert_close(way(x), expected)
+    gradients = (torch.autograd.grad(y.sin().sum(), x)[0] for y in (layer(x), expected))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("k", [3, 4])
+@pytest.mark.parametrize(("upward", "kind"), [(AOLConvTranspose2d, AOLConv2d), (ShiftConvTranspose2d, ShiftConv2d)])
+def test_transposed_kernels_are_the_adjoint(upward, kind, k, monkeypatch) -> None:
+    monkeypatch.setattr(budget, "SHIFTED_CHANNELS", 1)  # shifts, and not a kernel
+    up = upward(6, 4, k, padding_mode="zeros", bias=False, dtype=torch.float64)
+    down = kind(4, 6, k, padding_mode="zeros", bias=False, dtype=torch.float64)
+    down.load_state_dict(up.state_dict())
+    columns = torch.eye(6 * 5 * 7, dtype=torch.float64).view(-1, 6, 5, 7)
+    expected = dense_matrix(down, (4, 5, 7))
+    assert torch.linalg.matrix_norm(expected) > 0.1
+    for way in (up, in_double(up), export(up, (6, 5, 7))):
+        torch.testing.assert_close(way(columns).flatten(1), expected)
+
+
+@pytest.mark.parametrize("k", [3, 4])
+def test_shifts_leave_the_image_and_do_not_come_round(k, monkeypatch) -> None:
+    layer = ShiftConv2d(4, 6, k, padding_mode="zeros", dtype=torch.float64)
+    expected = dense_matrix(layer, (4, 5, 7))
+    monkeypatch.setattr(budget, "SHIFTED_CHANNELS", 1)
+    torch.testing.assert_close(dense_matrix(layer, (4, 5, 7)), expected)
 
 
 def test_it_never_expands_and_does_lose_norm() -> None:

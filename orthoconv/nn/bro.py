@@ -18,7 +18,7 @@ from orthoconv.elimination import inverse
 from orthoconv.linalg import gram_factor, orthonormal, reflect, resized, without_noise
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
-from orthoconv.nn.kernel import add_channels, circular_conv2d
+from orthoconv.nn.kernel import add_channels, same_conv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
@@ -105,9 +105,9 @@ class BROConv2d(UnscaledConv2d):
         if i <= self.rank:
             M = M @ V[..., :i, :].mH  # (f, g, r, i)
         else:
-            z = circular_conv2d(x, first, None, self.dilation, self.groups, adjoint=True)
+            z = same_conv2d(x, first, None, self.dilation, self.groups, adjoint=True)
         z = convolve(plane((x.shape[-2], x.shape[-1]), x.dtype, x.device), z, M)
-        return add_channels(circular_conv2d(z, -2 * last, bias, self.dilation, self.groups), x, self.groups)
+        return add_channels(same_conv2d(z, -2 * last, bias, self.dilation, self.groups), x, self.groups)
 
     def inner_units(self, size: Pair) -> float:
         X = self.cached_operator(size)

@@ -38,7 +38,7 @@ class Geometry:
     groups: int
     padding_mode: str
     transposed: bool
-    crops: ClassVar[bool] = True  # whether `around` pads images to the torus, and crops the result
+    crops: ClassVar[bool] = True  # whether `around` does what `on_torus` does
 
     @classmethod
     def of(
@@ -134,10 +134,14 @@ class Geometry:
     def around(self, x: Tensor, convolve: Callable[[Tensor], Tensor], *, adjoint: bool) -> Tensor:
         """Downsample (b, c, h, w), pad to the torus, convolve and crop; or the adjoint, which upsamples at the end."""
         x = x if adjoint else space_to_depth(x, self.stride)
-        h, w = x.shape[-2:]
-        H, W = self.torus((h, w)) if self.crops else (h, w)
-        y = convolve(x) if (h, w) == (H, W) else convolve(F.pad(x, (0, W - w, 0, H - h)))[..., :h, :w].contiguous()
+        y = self.on_torus(x, convolve) if self.crops else convolve(x)
         return depth_to_space(y, self.stride) if adjoint else y
+
+    def on_torus(self, x: Tensor, convolve: Callable[[Tensor], Tensor]) -> Tensor:
+        """Pad an inner image (b, c, h, w) by zeros to the torus, convolve it there, and crop the result."""
+        h, w = x.shape[-2:]
+        H, W = self.torus((h, w))
+        return convolve(x) if (h, w) == (H, W) else convolve(F.pad(x, (0, W - w, 0, H - h)))[..., :h, :w].contiguous()
 
     def apply_blocks(self, x: Tensor, Q: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
         """`around` for one tap: multiply each block of pixels by the matrix Q (o, i / groups), then add the bias."""
@@ -160,13 +164,16 @@ class Geometry:
 
 
 class UncroppedGeometry(Geometry):
-    """`Geometry` of an inner convolution that pads by zeros itself: it gets the image, and returns one of its size."""
+    """`Geometry` of an inner convolution that pads by zeros itself: it gets the image, and returns one of its size.
+
+    A kernel in space does so. That is the same map as on the torus, in less time.
+    """
 
     crops = False
 
 
 @dataclass(frozen=True)
-class NativeGeometry(Geometry):
+class NativeGeometry(UncroppedGeometry):
     """`Geometry` of a kernel that has `kernel_size` taps at any stride, as that of nn.Conv2d.
 
     Tap p of output n reads the pixel ``stride * n + dilation * p - before``. The inner kernel on blocks of pixels is

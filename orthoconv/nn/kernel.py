@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["KernelConv2d", "WeightConv2d", "add_channels", "circular_conv2d", "kernel_units", "wrap"]
+__all__ = ["KernelConv2d", "WeightConv2d", "add_channels", "kernel_units", "same_conv2d", "wrap"]
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,12 +19,13 @@ from orthoconv.fourier import padding
 from orthoconv.linalg import frobenius_norm
 from orthoconv.nn.arguments import Pair
 from orthoconv.nn.convolution import BaseConv2d
+from orthoconv.nn.geometry import Geometry, UncroppedGeometry
 from orthoconv.nn.plain import PlainKernel
 from orthoconv.tracing import is_eager
 
 
 class KernelConv2d(BaseConv2d):
-    """Circular convolution by a kernel (o, i / groups, kh, kw) that is computed from parameters; abstract.
+    """Convolution by a kernel (o, i / groups, kh, kw) that is computed from parameters; abstract.
 
     A method is a subclass with an `operator` that returns the kernel.
 
@@ -40,6 +41,7 @@ class KernelConv2d(BaseConv2d):
     True
     """
 
+    geometry_type: ClassVar[type[Geometry]] = UncroppedGeometry
     depends_on_size: ClassVar[bool] = False
 
     @property
@@ -54,8 +56,9 @@ class KernelConv2d(BaseConv2d):
         return operator
 
     def convolve(self, x: Tensor, bias: Tensor | None, *, adjoint: bool) -> Tensor:
-        kernel = self._inner_kernel_for((x.shape[-2], x.shape[-1]))
-        return circular_conv2d(x, kernel, bias, self.geometry.inner_dilation, self.groups, adjoint=adjoint)
+        geometry, size = self.geometry, (x.shape[-2], x.shape[-1])
+        kernel, zeros = self._inner_kernel_for(geometry.torus(size)), geometry.is_cropped
+        return same_conv2d(x, kernel, bias, geometry.inner_dilation, self.groups, adjoint=adjoint, zeros=zeros)
 
     def one_tap(self, size: Pair) -> Tensor:
         return self._inner_kernel_for(size)[:, :, 0, 0]
@@ -71,6 +74,11 @@ class KernelConv2d(BaseConv2d):
         kernel = self._inner_kernel_for(size)
         norm = math.sqrt(math.prod(self.geometry.taps)) * frobenius_norm(kernel)
         return max(self.spectral_units(size, norm), kernel_units(kernel))
+
+    def inner_in_double(self, size: Pair) -> Callable[[Tensor], Tensor]:
+        if not self.geometry.is_cropped:
+            return super().inner_in_double(size)
+        return PlainKernel(self.geometry, self._inner_kernel_for(self.geometry.inner_size(size)).double())
 
     def exported_inner(self, size: Pair) -> nn.Module:
         return PlainKernel(self.geometry, self._inner_kernel_for(self.geometry.inner_size(size)))
@@ -103,7 +111,7 @@ class WeightConv2d(KernelConv2d):
         self.weight.copy_(kernel)
 
 
-def circular_conv2d(
+def same_conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -111,11 +119,14 @@ def circular_conv2d(
     groups: int = 1,
     *,
     adjoint: bool = False,
+    zeros: bool = False,
 ) -> Tensor:
-    """Circular convolution of (b, i, h, w) by (o, i / groups, kh, kw), centred as in `fourier`; or its adjoint.
+    """Convolution of (b, i, h, w) by (o, i / groups, kh, kw), centred as in `fourier`; or its adjoint.
+
+    It is circular, or pads by `zeros`. Images keep their size.
 
     >>> x, y, weight = torch.randn(1, 2, 5, 4), torch.randn(1, 3, 5, 4), torch.randn(3, 2, 2, 3)
-    >>> a, b = circular_conv2d(x, weight), circular_conv2d(y, weight, adjoint=True)
+    >>> a, b = same_conv2d(x, weight), same_conv2d(y, weight, adjoint=True)
     >>> torch.isclose((a * y).sum(), (x * b).sum(), atol=1e-4).item()
     True
     """
@@ -123,14 +134,16 @@ def circular_conv2d(
     if adjoint:
         weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
         before, after = after, before
-    x = wrap(x, before, after)
+    inside = zeros and before == after  # torch pads without a copy
+    if not inside:
+        x = F.pad(x, (before[1], after[1], before[0], after[0])) if zeros else wrap(x, before, after)
     few = (
         math.prod(weight.shape[1:]) <= budget.LIFTED_RATIO * len(weight)
         and math.prod(x.shape[2:]) > budget.DENSE_PIXELS
     )
     if few and groups == 1 and dilation == (1, 1) and x.requires_grad and budget.has_cache(x.device):
-        return _convolve_few(x, weight, bias)
-    return F.conv2d(x, weight, bias, dilation=dilation, groups=groups)
+        return _convolve_few(F.pad(x, (before[1], after[1], before[0], after[0])) if inside else x, weight, bias)
+    return F.conv2d(x, weight, bias, 1, before if inside else 0, dilation, groups)
 
 
 def _convolve_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

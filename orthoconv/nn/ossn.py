@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from orthoconv.nn.arguments import Pair, positive_int
-from orthoconv.nn.kernel import WeightConv2d, circular_conv2d
+from orthoconv.nn.kernel import WeightConv2d, same_conv2d
 from orthoconv.nn.methods import register_method
 
 
@@ -51,7 +51,7 @@ class OSSNConv2d(WeightConv2d):
 
     def _norm(self, weight: Tensor, size: Pair) -> Tensor:
         """Estimate of the norm of the convolution on images of that size, differentiable in `weight`."""
-        convolve = partial(circular_conv2d, dilation=self.dilation, groups=self.groups)
+        convolve = partial(same_conv2d, dilation=self.dilation, groups=self.groups)
         with torch.no_grad():
             fixed = weight.detach()  # to forward-mode derivatives, too
             u = _start((1, weight.shape[1] * self.groups, *size), weight)

@@ -63,13 +63,13 @@ class PlainConv2d(nn.Module):
 
 
 class PlainKernel(nn.Module):
-    """A kernel in space, on an image that is continued periodically; or its adjoint, if the layer is transposed."""
+    """A kernel in space, on an image that is continued periodically or by zeros; or its adjoint, if transposed."""
 
     weight: Tensor
 
     def __init__(self, geometry: Geometry, kernel: Tensor) -> None:
         super().__init__()
-        self.dilation, self.groups = geometry.inner_dilation, geometry.groups
+        self.dilation, self.groups, self.zeros = geometry.inner_dilation, geometry.groups, geometry.is_cropped
         self.before, self.after = padding(geometry.taps, geometry.inner_dilation)
         if geometry.transposed:
             kernel = kernel.unflatten(0, (geometry.groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
@@ -77,8 +77,11 @@ class PlainKernel(nn.Module):
         self.register_buffer("weight", owned(kernel))
 
     def forward(self, x: Tensor) -> Tensor:
-        for axis, before, after in zip((-2, -1), self.before, self.after, strict=True):
-            x = _wrap(x, axis, before, after)
+        if self.zeros:
+            x = F.pad(x, (self.before[1], self.after[1], self.before[0], self.after[0]))
+        else:
+            for axis, before, after in zip((-2, -1), self.before, self.after, strict=True):
+                x = _wrap(x, axis, before, after)
         return F.conv2d(x, self.weight, dilation=self.dilation, groups=self.groups)
 
 

@@ -17,9 +17,9 @@ from orthoconv import fourier
 from orthoconv.linalg import frobenius_norm, spectral_norm
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.downsample import space_to_depth
-from orthoconv.nn.geometry import Geometry
+from orthoconv.nn.geometry import Geometry, UncroppedGeometry
 from orthoconv.nn.image_layer import ImageLayer
-from orthoconv.nn.kernel import add_channels, circular_conv2d, kernel_units
+from orthoconv.nn.kernel import add_channels, kernel_units, same_conv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.plain import PlainConv2d, PlainKernel, owned
 from orthoconv.nn.reparametrized import Reparametrized
@@ -87,7 +87,8 @@ class PotentialConv2d(Potential, ImageLayer):
     """`Potential` whose U is a convolution, with the arguments of nn.Conv2d; abstract.
 
     A stride moves each block of pixels into the channels first, so that i is in_channels * stride^2. Groups are blocks
-    of their own. With padding by zeros, the block acts on a larger torus, and the result is cropped.
+    of their own. With ``padding_mode="zeros"``, both convolutions pad by zeros, as published: U is then a part of the
+    convolution on a larger torus, whose norm it does not exceed.
 
     Arguments are those of `ImageLayer`, and
 
@@ -101,6 +102,8 @@ class PotentialConv2d(Potential, ImageLayer):
     >>> isinstance(layer, PotentialConv2d), layer.guarantee
     (True, 'nonexpansive')
     """
+
+    geometry_type: ClassVar[type[Geometry]] = UncroppedGeometry
 
     def set_up(self, *, hidden: int | None = None, identity: bool = False) -> None:
         o, i, kh, kw = self.kernel_shape
@@ -128,15 +131,16 @@ class PotentialConv2d(Potential, ImageLayer):
         U = self.cached_operator(self.geometry.divide(x.shape[-2:], adjoint=False)).to(x.dtype)
         h = F.relu(self.geometry.apply_blocks(x, U[:, :i, 0, 0], bias, adjoint=False), inplace=True)
         needed = x[:, : -(-o // math.prod(self.stride))] if g == 1 else x
-        y = circular_conv2d(h, -U[:, :o], groups=g, adjoint=True)
+        y = same_conv2d(h, -U[:, :o], groups=g, adjoint=True)
         return add_channels(y, space_to_depth(needed, self.stride), g)
 
     def _step(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply the block to images of the torus."""
+        """Apply the block to images that are downsampled."""
         d, g, o, i = self.dilation, self.groups, self.kernel_shape[0] // self.groups, self.kernel_shape[1]
-        U = self.cached_operator((x.shape[-2], x.shape[-1])).to(x.dtype)
-        h = F.relu(circular_conv2d(x, U[:, :i], bias, d, g), inplace=True)
-        return add_channels(circular_conv2d(h, -U[:, :o], None, d, g, adjoint=True), x, g)
+        zeros, size = self.geometry.is_cropped, self.geometry.torus((x.shape[-2], x.shape[-1]))
+        U = self.cached_operator(size).to(x.dtype)
+        h = F.relu(same_conv2d(x, U[:, :i], bias, d, g, zeros=zeros), inplace=True)
+        return add_channels(same_conv2d(h, -U[:, :o], None, d, g, adjoint=True, zeros=zeros), x, g)
 
     def in_double(self) -> nn.Module:
         return _InDouble(self)
@@ -213,7 +217,7 @@ class _InDouble(nn.Module):
 
 
 class _PlainStep(nn.Module):
-    """The block on images of the torus, by fixed kernels."""
+    """The block on images that are downsampled, by fixed kernels."""
 
     bias: Tensor | None
 

@@ -5,6 +5,7 @@ __all__ = ["ShiftConv2d", "ShiftConvTranspose2d"]
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -106,7 +107,8 @@ class ShiftConv2d(KernelConv2d):
         first, last = self._factors(self.cached_operator())
         first, last = (last.mT, first.mT) if adjoint else (first, last)
         z = F.conv2d(x, first.flatten(0, 1)[..., None, None], groups=self.groups)
-        return F.conv2d(self._shift(z, adjoint=adjoint), last.flatten(0, 1)[..., None, None], bias, groups=self.groups)
+        z = self.geometry.on_torus(z, partial(self._shift, adjoint=adjoint))
+        return F.conv2d(z, last.flatten(0, 1)[..., None, None], bias, groups=self.groups)
 
     def inner_units(self, size: Pair) -> float:
         """Return the larger figure, that of the kernel or that of the two matrices."""

@@ -26,8 +26,8 @@ from orthoconv.convolutions import convolve
 from orthoconv.linalg import exponential_terms, frobenius_norm, norm_bound, skew_exponential, spectral_norm
 from orthoconv.nn.arguments import Pair, positive_int
 from orthoconv.nn.convolution import TransposedConv2d
-from orthoconv.nn.geometry import Geometry, UncroppedGeometry
-from orthoconv.nn.kernel import KernelConv2d, circular_conv2d, kernel_units
+from orthoconv.nn.geometry import Geometry
+from orthoconv.nn.kernel import KernelConv2d, kernel_units, same_conv2d
 from orthoconv.nn.layer import Guarantee
 from orthoconv.nn.linear import BaseLinear
 from orthoconv.nn.methods import register_method
@@ -163,7 +163,6 @@ class TaylorSOCConv2d(KernelConv2d):
     """
 
     guarantee: ClassVar[Guarantee | None] = "nonexpansive"
-    geometry_type: ClassVar[type[Geometry]] = UncroppedGeometry
 
     def set_up(self, *, terms: int = 12, identity: bool = False) -> None:
         o, i, kh, kw = self.kernel_shape
@@ -260,12 +259,8 @@ def _series_in_space(x: Tensor, kernel: Tensor, geometry: Geometry, terms: int, 
     (o, i, *_), c, g, dilation = geometry.kernel_shape, kernel.shape[1], geometry.groups, geometry.inner_dilation
     kernel, o, i = (-kernel, i, o // g) if adjoint else (kernel, o // g, i)
     y = term = F.pad(x.unflatten(-3, (g, i)), (0, 0, 0, 0, 0, c - i)).flatten(-4, -3)
-    reach = [d * (k // 2) for d, k in zip(dilation, kernel.shape[2:], strict=True)]
     for k in range(1, terms + 1):
-        if geometry.is_cropped:
-            term = F.conv2d(term, kernel, None, 1, reach, dilation, g) / k
-        else:
-            term = circular_conv2d(term, kernel, None, dilation, g) / k
+        term = same_conv2d(term, kernel, None, dilation, g, zeros=geometry.is_cropped) / k
         y = y + term
     kept: Tensor = y.unflatten(-3, (g, c))[..., :o, :, :].flatten(-4, -3)
     return kept / _largest(terms)
