@@ -92,7 +92,7 @@ def to_onnx(
         x: Some inputs (b, ...) in [0, 1], of which the certificate is tried; b is at least 2.
         path: File to write.
         certificate: Whether to write what certificates need. With None, where that is possible: the model must have a
-            bound, and the runtime must know its operations in float64.
+            bound, and the runtime must be there and know its operations in float64.
         class_names: Names of the classes; by default those that the model knows.
 
     Returns:
@@ -277,8 +277,9 @@ def _try_out(content: bytes, model: nn.Module, x: Tensor, shape: Sequence[int]) 
         computed = _computed(content, x)
     except Exception as error:  # of a class of its own for each kind of fault
         raise ValueError(f"the runtime cannot compute the model in float64: {error}") from error
-    if computed is not None:
-        _require_close(torch.from_numpy(computed[1]), exact, grown, x)
+    if computed is None:
+        raise ValueError('a certificate is tried out by onnxruntime, which is missing: pip install "orthoconv[export]"')
+    _require_close(torch.from_numpy(computed[1]), exact, grown, x)
 
 
 def _require_close(computed: Tensor, exact: Tensor, grown: Growth, x: Tensor) -> None:

@@ -77,12 +77,21 @@ class Twins(nn.Module):
 
 
 class _ByProducts(TorchFunctionMode):
-    """Inside this context, convolutions and average pools are products and sums."""
+    """Inside this context, convolutions and average pools are products and sums, and numbers in float64 stay so."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if getattr(func, "__name__", "").strip("_") in _ARITHMETIC:
+            args = _in_double(args)
         return _REPLACED.get(func, func)(*args, **(kwargs or {}))
+
+
+def _in_double(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Make tensors of the numbers that a float64 tensor meets: torch's exporter would round them to float32."""
+    if not any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in args):
+        return args
+    return tuple(torch.tensor(one, dtype=torch.float64) if isinstance(one, float) else one for one in args)
 
 
 def _convolution(
@@ -139,6 +148,8 @@ def _windows(x: Tensor, taps: Sequence[int], steps: Sequence[int], gaps: Sequenc
     return [x[..., a : a + h : steps[0], b : b + w : steps[1]] for a, b in starts]
 
 
+_ARITHMETIC = {"add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"}
+_ARITHMETIC |= {"div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide"}
 _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.conv2d: _convolution,
     F.conv2d: _convolution,

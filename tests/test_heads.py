@@ -240,6 +240,28 @@ def test_a_forward_of_its_own_keeps_its_head_inside_of_others(name: str) -> None
         certify(model, batch)
 
 
+def test_a_forward_that_ends_in_a_sequence_keeps_its_head() -> None:
+    """As self.classifier of VGG and AlexNet."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            own = Own()
+            self.features, self.classifier = own.body, nn.Sequential(CayleyLinear(64, 64), MaxMin(), own.head)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.classifier(self.features(x))
+
+    model, x = Classifier().eval(), torch.rand(6, 1, 4, 4)
+    batch = [(x, model(x).argmax(1))]
+    found, expected = certify(model, batch), certify(nn.Sequential(model.features, model.classifier), batch)
+    assert found.head == "pairwise"
+    torch.testing.assert_close(found.radius, expected.radius, rtol=1e-5, atol=1e-7)
+    model.classifier.register_forward_hook(lambda module, args, y: 100 * y)
+    with pytest.raises(TypeError, match="hooks"):
+        certify(model, batch)
+
+
 def test_a_graph_that_ends_in_a_mean_of_heads() -> None:
     own = Own(Ensemble([nn.Tanh(), nn.Identity()])).eval()
     x = torch.rand(6, 1, 4, 4)

@@ -14,7 +14,19 @@ from torch.nn.utils.parametrizations import weight_norm
 from orthoconv import certify, in_double, models, predict, rounding_bound, to_onnx
 from orthoconv.certificates import growth
 from orthoconv.linalg import row_norms
-from orthoconv.nn import BROConv2d, CayleyConv2d, CayleyConvTranspose2d, CayleyLinear, MaxMin, TaylorSOCConv2d
+from orthoconv.nn import (
+    BROConv2d,
+    CayleyConv2d,
+    CayleyConvTranspose2d,
+    CayleyLinear,
+    IsometryAverage,
+    MaxMin,
+    Mirror,
+    Move,
+    Scale,
+    SoftHuber,
+    TaylorSOCConv2d,
+)
 from orthoconv.onnx_files import certificate_metadata
 from orthoconv.twins import Twins, export_in_double
 
@@ -177,6 +189,37 @@ def test_files_without_a_certificate(tmp_path: Path) -> None:
         assert "rates" not in facts
         assert facts["input_shape"] == [2, 4, 4]
         (tmp_path / "model.onnx").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layer",
+    [
+        TaylorSOCConv2d(2, 2, 3, terms=2, padding_mode="zeros"),
+        TaylorSOCConv2d(2, 2, 3, padding_mode="zeros"),
+        Scale(0.3),
+        SoftHuber(0.3),
+        IsometryAverage(nn.Identity(), [Mirror(), Move(0, 1)]),
+        nn.AvgPool2d(3, 1, divisor_override=7),
+    ],
+    ids=str,
+)
+def test_numbers_that_float32_does_not_hold(layer: nn.Module, tmp_path: Path) -> None:
+    """torch's exporter writes numbers of Python in float32; the file compares its float64 logits before it is kept."""
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(3))
+    x = torch.rand(3, 2, 4, 4)
+    model(x)
+    assert to_onnx(model.eval(), x, tmp_path / "model.onnx", certificate=True)
+
+
+@pytest.mark.slow
+def test_no_certificate_without_a_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orthoconv import onnx_files
+
+    monkeypatch.setattr(onnx_files, "_computed", lambda *args: None)
+    with pytest.raises(ValueError, match="onnxruntime, which is missing"):
+        to_onnx(network(), torch.rand(3, 2, 8, 8), tmp_path / "model.onnx", certificate=True)
+    assert not to_onnx(network(), torch.rand(3, 2, 8, 8), tmp_path / "model.onnx", certificate=None)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def pairwise_constants(model: nn.Module, lipschitz: float = 1.0) -> Tensor | Non
     rests on what `lipschitz` says. For certificates there is `certify`.
 
     Arguments:
-        model: Model that ends in a linear layer; only `Scale` and `nn.Identity` may follow.
+        model: Model that ends in a linear layer; only `Scale`, `Shift`, `nn.Dropout` and `nn.Identity` may follow.
         lipschitz: Bound L of the model, the matrix of its last layer counted with the norm 1.
 
     Returns:

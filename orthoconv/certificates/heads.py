@@ -168,7 +168,8 @@ def _without_last(graph: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module | No
     if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs or len(node.all_input_nodes) != 1:
         return graph, None
     last = graph.get_submodule(str(node.target))
-    if not isinstance(last, (nn.Linear, BaseLinear, IsometryAverage, Ensemble, *AFTER_HEAD)) or len(node.users) > 1:
+    kinds = (nn.Linear, BaseLinear, nn.Sequential, IsometryAverage, Ensemble, *AFTER_HEAD)
+    if not isinstance(last, kinds) or len(node.users) > 1:
         return graph, None
     body = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     end = next(n for n in body.graph.nodes if n.op == "output")

@@ -41,6 +41,7 @@ _LETTERS = {"k": "kernel_size", "s": "stride", "g": "groups", "d": "dilation"}
 _DEEPEST = 10  # residuals inside each other
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _KINDS: dict[type, str] = {bool: "true or false", float: "a number"}
+_VALUES: dict[type, str] = {bool: "false", float: "NUMBER"}
 
 
 class Kind(NamedTuple):
@@ -117,16 +118,20 @@ def read_line(text: Any, depth: int = 0) -> Call:
     if isinstance(text, Mapping):
         return _read_residual(text, depth)
     word, *rest = text.split() if isinstance(text, str) and text.split() else [""]
-    usages = {**MAIN, **{name: " ".join((name, *kind.numbers)) for name, kind in LAYERS.items()}}
+    usages = {**MAIN, **{name: _usage(name, kind) for name, kind in LAYERS.items()}}
     if word not in usages:
         known = ", ".join(map(repr, (*usages.values(), _RESIDUAL)))
         raise ValueError(f"a layer is one of {known}, got {text!r}")
     numbers = [int(part) for part in rest if re.fullmatch(r"[0-9]{1,9}", part)]
-    letters = {_LETTERS[part[0]]: int(part[1:]) for part in rest if re.fullmatch(r"[ksgd][1-9][0-9]{0,8}", part)}
-    named = dict(part.split("=", 1) for part in rest if re.fullmatch(r"[a-z][a-z0-9_]*=[^=]+", part))
+    letters = [(_LETTERS[part[0]], int(part[1:])) for part in rest if re.fullmatch(r"[ksgd][1-9][0-9]{0,8}", part)]
+    named = [part.split("=", 1) for part in rest if re.fullmatch(r"[a-z][a-z0-9_]*=[^=]+", part)]
     names = [part for part in rest if re.fullmatch(r"[a-z]\w*", part) and not re.fullmatch(r"[ksgd][0-9]+", part)]
-    options = letters | {key: _scalar(value) for key, value in named.items()}
-    understood = len(numbers) + len(options) + len(names) == len(rest)  # so none is given twice
+    given = [*letters, *((key, _scalar(value)) for key, value in named)]
+    options = dict(given)
+    for k, (key, _) in enumerate(given):
+        if key in dict(given[:k]):
+            raise ValueError(f"{key} is given twice in {text!r}")
+    understood = len(numbers) + len(options) + len(names) == len(rest)
     fits = _fits(word, len(numbers)) and (word == "conv" or not letters) and len(names) <= (word in MAIN)
     if not (understood and fits):
         hint = "; name=value gives other arguments of the layer" if word in MAIN else ""
@@ -136,6 +141,11 @@ def read_line(text: Any, depth: int = 0) -> Call:
     for key in set(_LETTERS.values()) & options.keys() if word == "conv" else ():
         positive_int(f"in {text!r}, {key}", options[key])
     return Call(text, word, numbers, options, names[0] if names else None)
+
+
+def _usage(word: str, kind: Kind) -> str:
+    """How a line with that word looks, for messages."""
+    return " ".join((word, *kind.numbers, *(f"[{key}={_VALUES[of]}]" for key, of in kind.options.items())))
 
 
 def _fits(word: str, count: int) -> bool:

@@ -221,7 +221,7 @@ class TaylorSOCConv2d(KernelConv2d):
         kernel = self.cached_operator()
         c, norm = kernel.shape[1], math.sqrt(kernel[0, 0].numel()) * frobenius_norm(kernel)  # of A at any frequency
         largest = math.sqrt(min(self.kernel_shape[:2])) + 1  # Frobenius norm of matrices whose norm is at most 1
-        in_space = self.terms + math.e * kernel_units(kernel)
+        in_space = self.terms + 1 + math.e * kernel_units(kernel)
         if self.geometry.is_cropped:
             return in_space
         # A^k / k! has k - 1 products, whose errors add up to 1 in all; products with I in a sum add `norm` at most.
@@ -263,7 +263,7 @@ def _series_in_space(x: Tensor, kernel: Tensor, geometry: Geometry, terms: int, 
         term = same_conv2d(term, kernel, None, dilation, g, zeros=geometry.is_cropped) / k
         y = y + term
     kept: Tensor = y.unflatten(-3, (g, c))[..., :o, :, :].flatten(-4, -3)
-    return kept / _largest(terms)
+    return kept - kept / (math.factorial(terms + 1) + 1.0)  # over `_largest`; ONNX leaves out a division by nearly 1
 
 
 def _largest(terms: int) -> float:
