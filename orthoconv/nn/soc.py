@@ -260,7 +260,7 @@ def _series_in_space(x: Tensor, kernel: Tensor, geometry: Geometry, terms: int, 
     kernel, o, i = (-kernel, i, o // g) if adjoint else (kernel, o // g, i)
     y = term = F.pad(x.unflatten(-3, (g, i)), (0, 0, 0, 0, 0, c - i)).flatten(-4, -3)
     for k in range(1, terms + 1):
-        term = same_conv2d(term, kernel, None, dilation, g, zeros=geometry.is_cropped) / k
+        term = same_conv2d(term, kernel / k, None, dilation, g, zeros=geometry.is_cropped)
         y = y + term
     kept: Tensor = y.unflatten(-3, (g, c))[..., :o, :, :].flatten(-4, -3)
     return kept - kept / (math.factorial(terms + 1) + 1.0)  # over `_largest`; ONNX leaves out a division by nearly 1
