@@ -244,7 +244,7 @@ def polar(W: Tensor) -> Tensor:
     values are there, down to the precision of `W`. Where torch traces or transforms, there are two rounds, enough for
     condition numbers up to 1e8.
 
-    Zero matrices become the identity. A matrix of lower rank that is not zero has no nearest one: its zero singular
+    Zero matrices become the identity. A matrix of lower rank that is not zero has many nearest ones: its zero singular
     values stay zero, or what rounding has made of them becomes 1. Derivatives grow with the condition number.
 
     Arguments:

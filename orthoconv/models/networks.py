@@ -129,7 +129,8 @@ def build(
             square if it has as many outputs as inputs; with a stride, the inputs are those of a block of pixels. Other
             layers start as usual, since they would copy some channels and add up or drop others. It is an error if a
             square layer has no such option, or if no layer is square. If False, each method starts in its own way.
-        padding_mode: That of the convolutions: "circular", or "zeros", which loses norm at the border.
+        padding_mode: That of the convolutions: "circular", or "zeros", with which most orthogonal layers lose norm at
+            the border.
 
     >>> build("kwlarge", in_channels=1, image_size=28)[0]
     CayleyConv2d(1, 32, kernel_size=(3, 3))

@@ -28,18 +28,18 @@ class CPLConv2d(PotentialConv2d):
 
     .. math:: x - U^* \max(U x + b, 0), \qquad U = \sqrt 2 \, W / |W|
 
-    In the letters of the paper, x - 2 / |W|^2 W* max(W x + |W| b / sqrt 2, 0). In place of the norm |W|, for images of
-    the size at hand, stands an upper bound, so that the guarantee holds for every weight (`gram.norm_bounds`). The
-    paper takes power iterates, which are lower bounds. With n rows or columns, the bound is too large by the factor
-    n^(1 / 2^(squarings + 1)) at the most.
+    In the letters of the paper, x - 2 / |W|^2 W* max(W x + |W| b / sqrt 2, 0). The layer divides by an upper bound of
+    the norm |W| on images of the size at hand (`gram.norm_bounds`), so the guarantee holds for every weight. The paper
+    divides by power iterates, which are lower bounds. With n rows or columns, whichever are fewer, the bound is too
+    large by a factor of at most n^(1 / (2^(squarings + 1) + 2)).
 
     The block maps channels to themselves: inputs get channels of zeros, or the first channels of the result are
     returned; see `PotentialConv2d`. There is no inverse and no transposed layer.
 
     Arguments are those of `ImageLayer`, and
 
-        hidden: Rows of U, a multiple of groups. By default half the smaller of out_channels and of the inputs, those of
-            a whole block of pixels if there is a stride; rounded up, for each group.
+        hidden: Channels of U x, a multiple of groups. By default, each group has half the smaller number of its
+            outputs and inputs, rounded up. With a stride, the inputs are those of a whole block of pixels.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity.
         squarings: How often the Gram matrices are squared.
@@ -67,7 +67,7 @@ class CPLLinear(PotentialLinear):
 
     Arguments are those of `nn.Linear`, and
 
-        hidden: Rows of U; by default half the smaller of in_features and out_features, rounded up.
+        hidden: Entries of U x; by default half the smaller of in_features and out_features, rounded up.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity.
         squarings: How often the Gram matrix is squared.

@@ -36,12 +36,13 @@ class ImageLayer(Reparametrized):
         kernel_size: Taps of the kernel, an int or a pair.
         stride: Int or pair that divides the image. Blocks of pixels become channels, and ``max(1, k // stride)``
             taps mix them.
-        padding: "same", or the ints with which nn.Conv2d returns an image of the same size.
+        padding: "same", or the ints with which nn.Conv2d returns an image of the same size as this layer does.
         dilation: Distance of the taps, an int or a pair.
         groups: Number of blocks of channels, each convolved by itself.
         bias: Whether to add a learnable bias.
         padding_mode: "circular", or "zeros": the image is a part of a torus with room for the kernel, zero elsewhere,
-            and the result is cropped. That never increases norms, but it does not keep them, and has no inverse.
+            and the result is cropped. That never increases norms. With more than one tap, an orthogonal layer then
+            loses norm at the border, and has no inverse. A method of several convolutions pads each of them.
         device: Device of the parameters.
         dtype: Precision of the parameters.
 

@@ -26,11 +26,12 @@ class LOTConv2d(UnscaledConv2d):
 
     .. math:: V (V^* V)^{-1/2}
 
-    at each frequency, by a scaled Newton-Schulz iteration that runs until it has converged (`linalg.polar`). The scale
-    of the weight does not matter.
+    at each frequency, where V is the matrix of `weight`. `linalg.polar` repeats a scaled Newton-Schulz step until it
+    has converged. On a CPU, it takes eigenvalues for large matrices in float32. The scale of the weight does not
+    matter.
 
-    It is orthogonal for all weights but those whose matrix at some frequency has lower rank and is not zero; there no
-    orthogonal convolution is nearest, singular values of 0 stay 0, and the layer is still nonexpansive. Near such
+    It is orthogonal for all weights but those whose matrix at some frequency has lower rank and is not zero. There the
+    nearest orthogonal convolution is not unique: singular values of 0 stay 0, and the layer is nonexpansive. Near such
     weights the iteration takes more rounds, and derivatives are large. Transformed or traced by torch, it is orthogonal
     up to condition numbers of 1e8.
 
@@ -107,7 +108,7 @@ class LOTConv3d(VolumeConv3d, LOTConv2d):
 class PolarLinear(BaseLinear):
     """Orthogonal linear layer: the polar factor of `weight`, the orthogonal matrix nearest to it.
 
-    It differs from `BjorckLinear` in its accuracy: the iteration runs until it has converged, see `linalg.polar`.
+    It is more accurate than `BjorckLinear`, which stops after a fixed number of iterations: see `linalg.polar`.
 
     Arguments are those of `nn.Linear`.
 

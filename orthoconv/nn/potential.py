@@ -33,8 +33,8 @@ class Potential(Reparametrized):
 
     .. math:: x - U^* \max(U x + b, 0)
 
-    Its Jacobian is I - U* S U with a diagonal S from 0 to 1. The eigenvalues of U* S U are between 0 and |U|^2, so the
-    Lipschitz constant is at most max(1, |U|^2 - 1). A method returns a U with |U|^2 <= 2.
+    Its Jacobian is I - U* S U with a diagonal S, whose entries are from 0 to 1. The eigenvalues of U* S U are between 0
+    and |U|^2, so the Lipschitz constant is at most max(1, |U|^2 - 1). A method returns a U with |U|^2 <= 2.
 
     The block maps channels to themselves. With i inputs and o outputs it has max(i, o) channels: those that the input
     lacks are zero, and the first o are returned. Neither increases distances.
@@ -92,8 +92,8 @@ class PotentialConv2d(Potential, ImageLayer):
 
     Arguments are those of `ImageLayer`, and
 
-        hidden: Rows of U, a multiple of groups. By default half the smaller of out_channels and of the inputs, those of
-            a whole block of pixels if there is a stride; rounded up, for each group.
+        hidden: Channels of U x, a multiple of groups. By default, each group has half the smaller number of its
+            outputs and inputs, rounded up. With a stride, the inputs are those of a whole block of pixels.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity. A small weight would not do that, since its size is divided out.
 

@@ -23,7 +23,7 @@ from orthoconv.nn.plain import PlainConv2d, owned
 
 
 class ShiftConv2d(KernelConv2d):
-    r"""Orthogonal convolution: channels are mixed, some of them shifted by a pixel, and mixed again.
+    r"""Orthogonal convolution: channels are mixed, some of them shifted by a pixel or more, and mixed again.
 
     .. math:: y = M R^T S(R (x + p)) + b
 
@@ -32,13 +32,13 @@ class ShiftConv2d(KernelConv2d):
     of the c channels; the other channels are zero. With no more inputs than outputs, M is square, M R^T S R is
     orthogonal, and the layer is an isometry. With more inputs, M has orthonormal rows, and the layer never increases
     norms: its adjoint is an isometry. Its kernel is a cross of kh + kw - 1 taps.
-    For one tap there is nothing to shift, and the layer is M alone. Few channels are convolved by the kernel, which is
-    faster there; many by the two matrices.
+    For one tap there is nothing to shift, and the layer is M alone. With few channels, the layer convolves by its
+    kernel, which is faster there. With many, it multiplies by the two matrices.
 
     Arguments are those of `BaseConv2d`, and
 
-        moved: Share of the c channels that S shifts, from 0 to 1; the offsets along both axes that a kernel of that
-            size has, four for k = 3, get equal parts.
+        moved: Share of the c channels that S shifts, from 0 to 1. They are shared equally among the offsets along both
+            axes: for k = 3, one pixel up, down, left and right.
         position: Size (h, w) of the input images, to add the learned image p to each channel; None for no p, and
             images of any size.
         identity: Whether R and M start as the identity, so that the layer starts as S.

@@ -40,18 +40,19 @@ class SLLConv2d(_Weighted, PotentialConv2d):
     .. math:: x - U^* \max(U x + b, 0), \qquad U = \sqrt{2 T} \, W, \qquad
         T_i = \Big(\sum_j |W W^*|_{ij} q_j / q_i\Big)^{-1}
 
-    In the letters of the paper, x - 2 W* T max(W x + b / sqrt(2 T), 0). The matrix T^-1 - W W* is diagonally dominant
-    once it is scaled by q, so it has no negative eigenvalue. The sums run over all offsets of the correlation of the
-    kernel with itself, so that the bound holds for every image size, dilation and padding. Nothing is added to the
-    sums: a row of zeros stays zero.
+    In the letters of the paper, x - 2 W* T max(W x + b / sqrt(2 T), 0). Each row of W has a positive number q, which is
+    learned; the parameter `log_q` is its logarithm. The matrix T^-1 - W W* is diagonally dominant once it is scaled by
+    q, so it has no negative eigenvalue. The sums run over all offsets of the correlation of the kernel with itself, so
+    that the bound holds for every image size, dilation and padding. Nothing is added to the sums: a row of zeros stays
+    zero.
 
     The block maps channels to themselves: inputs get channels of zeros, or the first channels of the result are
     returned; see `PotentialConv2d`. There is no inverse and no transposed layer.
 
     Arguments are those of `ImageLayer`, and
 
-        hidden: Rows of U, a multiple of groups. By default half the smaller of out_channels and of the inputs, those of
-            a whole block of pixels if there is a stride; rounded up, for each group.
+        hidden: Channels of U x, a multiple of groups. By default, each group has half the smaller number of its
+            outputs and inputs, rounded up. With a stride, the inputs are those of a whole block of pixels.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity.
 
@@ -74,7 +75,7 @@ class SLLLinear(_Weighted, PotentialLinear):
 
     Arguments are those of `nn.Linear`, and
 
-        hidden: Rows of U; by default half the smaller of in_features and out_features, rounded up.
+        hidden: Entries of U x; by default half the smaller of in_features and out_features, rounded up.
         identity: Whether a learned gate multiplies the step, and starts almost closed: a square block then starts near
             the identity.
 

@@ -44,10 +44,10 @@ class SOCConv2d(UnscaledConv2d):
 
     .. math:: \exp\big(\tfrac12 (W - W^*)\big)
 
-    at each frequency, exactly and not by the first terms of its series, so that no weight is too large. With c the
-    larger number of channels, after downsampling and in each group, the layer has the first rows and columns of the
-    exponential. Those are some of its columns, so an isometry, if the layer has no more inputs than outputs; some of
-    its rows otherwise.
+    at each frequency. It is the exponential itself, up to rounding, and not the first terms of its series, so no weight
+    is too large. With c the larger number of channels, after downsampling and in each group, the layer has the first
+    rows and columns of the exponential. With no more inputs than outputs, these are whole columns, and the layer is an
+    isometry. With more inputs, these are whole rows, and the layer never increases norms.
 
     Arguments are those of `BaseConv2d`, and
 
@@ -132,21 +132,21 @@ class TaylorSOCConv2d(KernelConv2d):
 
     .. math:: \Big(1 + \frac{1}{(m+1)!}\Big)^{-1} \sum_{k=0}^m \frac{A^k}{k!}, \qquad A = \frac{W - W^*}{2 \max(s, 1)}
 
-    This is the published form: each term is one more convolution with a small kernel. On circular images and for
-    batches of half as many images as channels or more, that takes more operations than forming the same polynomial of A
-    at each frequency. The layer then does the latter.
+    This is the published form: each term is one more convolution with a small kernel. Forming the same polynomial of A
+    at each frequency takes fewer operations for large circular batches: with 3 x 3 taps, for half as many images as
+    channels or more. The layer then does that.
 
     With ``padding_mode="zeros"``, each of these convolutions pads by zeros, as published. Its matrix is skew, too, so
-    nothing is lost at the border: the singular values are what they are on circular images, up to the rest of the
-    series. Other methods lose norm there.
+    nothing is lost at the border: as on circular images, the singular values are 1 up to the rest of the series.
+    Orthogonal layers of other methods lose norm there.
 
     The number s is an upper bound of the norm of (W - W*) / 2 on images of any size: sqrt(kh kw) times the least norm
     of four matrices made of the kernel (Singla and Feizi, Fantastic Four, 2021), each bounded from above
     (`linalg.norm_bound`). Hence \|A\| <= 1, the sum has norm at most 1 + 1 / (m+1)!, and the layer at most 1. Public
     code takes s from a power iteration, which is a lower bound, and leaves out the rest of the series.
 
-    Its singular values are at least 1 - 2 / (m+1)! for an isometry: 3e-10 below 1 for 12 terms. The published code
-    takes 5 or 6 terms in training and 12 or more afterwards.
+    Its singular values are at least 1 - 2 / (m+1)!, which is 3e-10 below 1 for 12 terms. The published code takes 5 or
+    6 terms in training and 12 or more afterwards.
 
     Arguments are those of `BaseConv2d`, and
 

@@ -23,8 +23,8 @@ def export(
 ) -> None:
     """Write the network of a run as a file of real arithmetic: images in, logits out, any number of images.
 
-    An ONNX file has the logits in float64 as well, and what certified radii need, in its metadata; see
-    docs/predicting.md.
+    Where that is possible, an ONNX file has the logits in float64 as well, and in its metadata what certified radii
+    need; see docs/predicting.md.
 
     Example: orthoconv export runs/digits --out digits.onnx
 
