@@ -142,6 +142,26 @@ def test_large_matrices_by_eigenvalues(m: int, n: int) -> None:
         torch.testing.assert_close(fast.grad.double(), fine.grad, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("function", [polar, bjorck])
+@pytest.mark.parametrize(("n", "dtype"), [(128, torch.float32), (12, torch.float64), (12, torch.complex128)])
+def test_each_matrix_of_a_batch_goes_its_own_way(function, n: int, dtype: torch.dtype) -> None:
+    """By eigenvalues or by steps, and in as many rounds as it needs: as alone, up to rounding."""
+    conditions, eps = (3.0, 2e4, 10.0, 5e4), torch.finfo(dtype).eps
+    matrices = [conditioned(n + 4, n, condition, dtype)[0][0] for condition in conditions]
+    W = torch.stack(matrices).view(2, 2, n + 4, n).requires_grad_()
+    G = torch.randn_like(W)
+    Q = function(W)
+    (grad,) = torch.autograd.grad((Q * G).real.sum(), W)
+    for k, condition in enumerate(conditions):
+        one = matrices[k].clone().requires_grad_()
+        alone = function(one)
+        (its,) = torch.autograd.grad((alone * G.flatten(0, 1)[k]).real.sum(), one)
+        assert (Q.flatten(0, 1)[k] - alone).abs().max() <= 10 * condition * eps
+        assert (grad.flatten(0, 1)[k] - its).norm() <= 100 * condition * eps * its.norm()
+        assert (alone.mH @ alone - torch.eye(n)).abs().max() < 1e-4 or (function is bjorck and condition > 500)
+    assert (Q[0, 0] - Q[1, 0]).abs().max() > 100 * conditions[2] * eps, "the negative control"
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_orthonormal_columns(dtype: torch.dtype) -> None:
     V = torch.randn(2, 7, 3, dtype=dtype)

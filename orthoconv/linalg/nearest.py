@@ -51,9 +51,8 @@ def bjorck(W: Tensor, iterations: int = 20) -> Tensor:
     if W.shape[-2] < W.shape[-1]:
         return bjorck(W.mT, iterations).mT
     iterate = partial(_iterate, iterations=iterations)
-    if (spectrum := _eigenvalues_of_gram(W)) is not None:
-        return _by_eigenvalues(W, *spectrum, partial(_bjorck_polynomial, iterations=iterations), iterate)
-    return iterate(_divided_by_norm(W))
+    polynomial = partial(_bjorck_polynomial, iterations=iterations)
+    return _nearest(W, polynomial, iterate, lambda W: iterate(_divided_by_norm(W)))
 
 
 def bjorck_linear(x: Tensor, W: Tensor, iterations: int = 20) -> Tensor:
@@ -104,15 +103,44 @@ def bjorck_step(X: Tensor) -> Tensor:
     return 1.5 * X - 0.5 * (X @ (X.mH @ X))
 
 
+def _nearest(
+    W: Tensor,
+    function: Callable[[Tensor], tuple[Tensor, Tensor]],
+    iterate: Callable[[Tensor], Tensor],
+    by_steps: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Matrices near to W (..., m, n), m >= n: by the eigenvalues of W* W where these will do, by steps elsewhere.
+
+    `function` and `iterate` are those of `_by_eigenvalues`.
+    """
+    if (spectrum := _eigenvalues_of_gram(W)) is None:
+        return by_steps(W)
+    values, U = spectrum
+    accurate = _are_accurate(values)
+    if bool(accurate.all()):
+        return _by_eigenvalues(W, values, U, function, iterate)
+    if not bool(accurate.any()):
+        return by_steps(W)
+    X, values, U = W.flatten(0, -3), values.flatten(0, -2), U.flatten(0, -3)
+    some, rest = (mask.flatten().nonzero()[:, 0] for mask in (accurate, ~accurate))
+    Q = torch.zeros_like(X).index_copy(0, some, _by_eigenvalues(X[some], values[some], U[some], function, iterate))
+    return Q.index_copy(0, rest, by_steps(X[rest])).view(W.shape)
+
+
+def _are_accurate(values: Tensor) -> Tensor:
+    """Whether eigenvalues (..., n) of W* W in float64 are accurate enough for float32."""
+    return values[..., 0] > values[..., -1] / _CONDITION**2
+
+
 def _eigenvalues_of_gram(W: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Eigenvalues and vectors of W* W in float64, where they are accurate, and faster than iterations in float32."""
+    """Eigenvalues and vectors of W* W in float64, where they are faster than iterations in float32."""
     if W.shape[-1] < _EIGEN or W.dtype not in DOUBLE or not is_eager(W) or not budget.has_cache(W.device):
         return None
     G = lower_gram(W.detach().to(DOUBLE[W.dtype]).mH)
     if not bool(torch.isfinite(G).all()):
         return None
     values, U = torch.linalg.eigh(G)
-    return (values, U) if bool((values[..., 0] > values[..., -1] / _CONDITION**2).all()) else None
+    return values, U
 
 
 def _by_eigenvalues(
@@ -161,7 +189,7 @@ def _linear(
     wide = W.shape[0] < W.shape[1]  # as in `bjorck` and `polar`: a singular W and its transpose are rounded otherwise
     V = W.mT if wide else W
     with full_precision(x):
-        if (spectrum := _eigenvalues_of_gram(V)) is None:
+        if (spectrum := _eigenvalues_of_gram(V)) is None or not bool(_are_accurate(spectrum[0])):
             Q = by_steps(V)
         elif x.numel() > W.shape[1] * len(V) or bool(spectrum[0][0] < spectrum[0][-1] / _CONDITION_UNFORMED**2):
             Q = _by_eigenvalues(V, *spectrum, function, iterate)
@@ -240,9 +268,9 @@ def polar(W: Tensor) -> Tensor:
 
     is Bjorck's iteration, scaled by the best factor for singular values in [l, 1] (Chen and Chow, A stable scaling of
     Newton-Schulz, 2014; the cubic case of CANS and Polar Express). No value ever exceeds 1. A round of 15 steps (14 in
-    float32) brings all values above 1e-4 to 1; for tall matrices the first round is shorter. Rounds follow until all
-    values are there, down to the precision of `W`. Where torch traces or transforms, there are two rounds, enough for
-    condition numbers up to 1e8.
+    float32) brings all values above 1e-4 to 1; for tall matrices the first round is shorter. Further rounds take the
+    matrices with values that are not there yet, down to the precision of `W`. Where torch traces or transforms, there
+    are two rounds, enough for condition numbers up to 1e8.
 
     Zero matrices become the identity. A matrix of lower rank that is not zero has many nearest ones: its zero singular
     values stay zero, or what rounding has made of them becomes 1. Derivatives grow with the condition number.
@@ -257,9 +285,7 @@ def polar(W: Tensor) -> Tensor:
     m, n = W.shape[-2:]
     if m < n:
         return polar(W.mT).mT
-    if (spectrum := _eigenvalues_of_gram(W)) is not None:
-        return _by_eigenvalues(W, *spectrum, _inverse_root, _polar_iteration)
-    return _polar_by_steps(W)
+    return _nearest(W, _inverse_root, _polar_iteration, _polar_by_steps)
 
 
 def polar_linear(x: Tensor, W: Tensor) -> Tensor:
@@ -297,12 +323,16 @@ def _polar_iteration(W: Tensor) -> Tensor:
     """`polar` of W (..., m, n) of norm at most 1."""
     m, n = W.shape[-2:]
     X, eps, looks = W.reshape(-1, m, n), torch.finfo(W.dtype).eps, is_eager(W) and budget.has_cache(W.device)
-    smallest = _SMALLEST_OF_TALL if looks and m >= 2 * n else _SMALLEST
-    for _ in range(math.ceil(math.log(eps, _SMALLEST)) + 1 if looks else 2):
-        X = _newton_schulz(X, _polar_scales(smallest, eps))
-        if looks and _is_orthogonal(X.detach(), 20 * math.sqrt(n) * eps):
+    later = _polar_scales(_SMALLEST, eps)
+    first = _polar_scales(_SMALLEST_OF_TALL, eps) if looks and m >= 2 * n else later
+    X = _newton_schulz(X, first)
+    if not looks:
+        return _newton_schulz(X, later).view(W.shape)
+    for _ in range(math.ceil(math.log(eps, _SMALLEST))):
+        rest = _far_from_orthogonal(X.detach(), 20 * math.sqrt(n) * eps)
+        if len(rest) == 0:
             break
-        smallest = _SMALLEST
+        X = _newton_schulz(X, later) if len(rest) == len(X) else X.index_copy(0, rest, _newton_schulz(X[rest], later))
     return X.view(W.shape)
 
 
@@ -340,8 +370,8 @@ def _polar_scales(smallest: float, eps: float) -> list[float]:
     return scales
 
 
-def _is_orthogonal(X: Tensor, tolerance: float) -> bool:
-    """Whether X* X is so near to I, for all matrices X (..., m, n), or not finite."""
+def _far_from_orthogonal(X: Tensor, tolerance: float) -> Tensor:
+    """Indices of the matrices X (f, m, n) whose X* X is not so near to I; those that are not finite are left out."""
     G = X.mH @ X
     G.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return not bool((torch.linalg.matrix_norm(G) > tolerance).any())
+    return (torch.linalg.matrix_norm(G) > tolerance).nonzero()[:, 0]
