@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     keep_freed_memory()
+    torch.manual_seed(0)
     print(f"{args.channels} channels, {args.size} x {args.size}, batch {args.batch}, {torch.get_num_threads()} threads")
     settings = {"channels": args.channels, "size": args.size, "batch": args.batch, "rounds": args.rounds}
     about = {"bench": "published", **settings, "code": code_digest(), "hardware": hardware(torch.device("cpu"))}
