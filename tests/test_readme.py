@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_records(load_script) -> None:
     assert headline.renewed(README) == README
     assert headline.renewed(README.replace("% certified", "% confirmed")) == README
     assert re.search(
-        r"\*\*\d\d\.\d % certified\*\*.*\n.*\*\*\d\.\d\d of the time\*\*.*\n.*\*\*0 of [\d,]+ broken", README
+        r"\*\*\d\d\.\d % certified\*\*.*\n.*\*\*\d\.\d\d times as long\*\*.*\n.*\*\*0 of [\d,]+ broken", README
     )
     with pytest.raises(ValueError, match="has 0 records with the hash 'none'"):
         headline.record({"records": "kwlarge_provable.jsonl", "hash": "none"})
