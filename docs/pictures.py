@@ -209,12 +209,10 @@ def methods(path: Path) -> None:
     for network, axis in zip(("KWLarge", "LipConvNet"), axes, strict=True):
         by_budget = [[r for r in records if r["budget"] == b and r["series"].startswith(network)] for b in _EPOCHS]
         drawn = max(reversed(by_budget), key=len)
-        for record in drawn:
-            method = record["series"].partition(" ")[2]
-            at = record["metrics"]["step"], record["metrics"]["certified_36"]
-            if at[1] > 25:  # plain, lires and svcm certify far less than the others
-                axis.plot(*at, "o", color=BLUE if method == "cayley" else GREY, ms=6)
-                axis.annotate(method, at, (6, 3), textcoords="offset points", fontsize=8)
+        found = {r["series"].partition(" ")[2]: (r["metrics"]["step"], r["metrics"]["certified_36"]) for r in drawn}
+        found = {method: at for method, at in found.items() if at[1] > 25}  # plain, lires and svcm certify far less
+        for method, at in found.items():
+            axis.plot(*at, "o", color=BLUE if method == "cayley" else GREY, ms=6)
         epochs = _EPOCHS[drawn[0]["budget"]]
         axis.set(
             xlabel="time of a training step, plain network = 1", title=f"{network} after {epochs} epochs of CIFAR-10"
@@ -223,9 +221,29 @@ def methods(path: Path) -> None:
         axis.set_xticks(ticks := [1, 1.5, 2, 3, 4], map(str, ticks))
         axis.minorticks_off()
         axis.margins(x=0.15)
+        figure.canvas.draw()
+        _label(axis, found)
     axes[0].set(ylabel="certified at 36/255, %")
     _tidy(list(axes))
     figure.savefig(path)
+
+
+def _label(axis: Axes, points: dict[str, tuple[float, float]]) -> None:
+    """Write the name of each point beside it, where it meets no other name and no point."""
+    at = {name: axis.transData.transform(point) for name, point in points.items()}
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at.values()]
+    for name, (x, y) in at.items():
+        wide = 7 * len(name)
+        places = [(7, 3, "left"), (7, -14, "left"), (-7, 3, "right"), (-7, -14, "right")]
+        boxes = []
+        for right, up, side in places:
+            left = x + right - (wide if side == "right" else 0)
+            boxes.append((left, y + up, left + wide, y + up + 11))
+        free = [all(a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1] for b in taken) for a in boxes]
+        chosen = free.index(True) if True in free else 0
+        taken.append(boxes[chosen])
+        right, up, side = places[chosen]
+        axis.annotate(name, points[name], (right, up), textcoords="offset pixels", ha=side, fontsize=8)
 
 
 _KINDS = {"conv": BLUE, "linear": "#2a9d8f", "MaxMin": "#d3d7de"}
