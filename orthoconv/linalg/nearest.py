@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """The orthogonal matrix nearest to a given one: iterations of Bjorck, and the polar factor."""
 
 from __future__ import annotations

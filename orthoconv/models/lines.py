@@ -128,7 +128,7 @@ def read_line(text: Any, depth: int = 0) -> Call:
     names = [part for part in rest if re.fullmatch(r"[a-z]\w*", part) and not re.fullmatch(r"[ksgd][0-9]+", part)]
     given = [*letters, *((key, _scalar(value)) for key, value in named)]
     options = dict(given)
-    for k, (key, _) in enumerate(given):
+    for k, (key, _) in enumerate(given if word == "conv" or not letters else ()):
         if key in dict(given[:k]):
             raise ValueError(f"{key} is given twice in {text!r}")
     understood = len(numbers) + len(options) + len(names) == len(rest)

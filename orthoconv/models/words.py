@@ -137,13 +137,13 @@ def _convolution(call: Call, shape: Shape, common: Common) -> tuple[list[nn.Modu
     options = dict(call.options)
     taps, stride = options.pop("kernel_size", common.kernel_size), options.pop("stride", 1)
     channels = width_of(call.number(), common.width)
+    if any(n % stride for n in shape[1:]):
+        raise ValueError(f"the stride {stride} does not divide the image")
+    made = common.make.conv(shape[0], channels, taps, stride, call.method, options)
     if (side := options.get("position")) is not None and (side, side) != shape[1:]:
         raise ValueError(
             f"position={side} must be the side of the image, which has {shape[1]} x {shape[2]} pixels here"
         )
-    if any(n % stride for n in shape[1:]):
-        raise ValueError(f"the stride {stride} does not divide the image")
-    made = common.make.conv(shape[0], channels, taps, stride, call.method, options)
     return made, (channels, *(n // stride for n in shape[1:]))
 
 

@@ -27,7 +27,8 @@ from orthoconv.tracing import is_eager
 class KernelConv2d(BaseConv2d):
     """Convolution by a kernel (o, i / groups, kh, kw) that is computed from parameters; abstract.
 
-    A method is a subclass with an `operator` that returns the kernel.
+    A method is a subclass with an `operator` that returns the kernel. `convolve` pads by zeros itself, so it gets the
+    image as it is. A subclass with a `convolve` of its own that is circular sets ``geometry_type = Geometry``.
 
     Arguments are those of `BaseConv2d`.
 

@@ -150,7 +150,7 @@ class TaylorSOCConv2d(KernelConv2d):
 
     Arguments are those of `BaseConv2d`, and
 
-        terms: Degree m of the polynomial, at least 1.
+        terms: Degree m of the polynomial, at least 1; at most 169 where it goes through space.
         identity: Whether the weight starts as zero and the layer as the identity; otherwise it is random.
 
     Attributes: `weight`, the kernel of W, (groups c, c, kh, kw) with c as in `SOCConv2d`; `bias`.
