@@ -44,8 +44,8 @@ def speed(chosen: dict[str, str]) -> str:
     paper = case["paper"]["cayley"] / case["paper"]["plain"]
     old = "" if run.get("code") == code_digest() else "; recorded with older code of the layers"
     return (
-        f"| **{time['cayley'] / time['plain']:.2f} times as long** | as with ordinary convolutions takes a training "
-        f"step of a {chosen['network']}, on an {run['hardware']['cpu']}; the formula as published takes "
+        f"| **{time['cayley'] / time['plain']:.2f} times as long** | a training step of a {chosen['network']}, "
+        f"compared with ordinary convolutions, on an {run['hardware']['cpu']}; the formula as published takes "
         f"{time['listing'] / time['plain']:.1f} times as long there, and {paper:.1f} in the paper{old} "
         f"| [benchmark]({chosen['page']}) |"
     )

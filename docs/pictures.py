@@ -205,7 +205,7 @@ def methods(path: Path) -> None:
     """
     records = [json.loads(line) for line in (ROOT / "results" / "methods.jsonl").read_text().splitlines()]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2)
+    axes, points = figure.subplots(1, 2), []
     for network, axis in zip(("KWLarge", "LipConvNet"), axes, strict=True):
         by_budget = [[r for r in records if r["budget"] == b and r["series"].startswith(network)] for b in _EPOCHS]
         drawn = max(reversed(by_budget), key=len)
@@ -221,10 +221,12 @@ def methods(path: Path) -> None:
         axis.set_xticks(ticks := [1, 1.5, 2, 3, 4], map(str, ticks))
         axis.minorticks_off()
         axis.margins(x=0.15)
-        figure.canvas.draw()
-        _label(axis, found)
+        points.append(found)
     axes[0].set(ylabel="certified at 36/255, %")
     _tidy(list(axes))
+    figure.canvas.draw()  # for the layout, in which the names find their places
+    for axis, found in zip(axes, points, strict=True):
+        _label(axis, found)
     figure.savefig(path)
 
 

@@ -128,11 +128,11 @@ def read_line(text: Any, depth: int = 0) -> Call:
     names = [part for part in rest if re.fullmatch(r"[a-z]\w*", part) and not re.fullmatch(r"[ksgd][0-9]+", part)]
     given = [*letters, *((key, _scalar(value)) for key, value in named)]
     options = dict(given)
-    for k, (key, _) in enumerate(given if word == "conv" or not letters else ()):
-        if key in dict(given[:k]):
-            raise ValueError(f"{key} is given twice in {text!r}")
+    keys, takes_letters = [key for key, _ in given], word == "conv" or not letters
+    if takes_letters and (twice := [key for key in keys if keys.count(key) > 1]):
+        raise ValueError(f"{twice[0]} is given twice in {text!r}")
     understood = len(numbers) + len(options) + len(names) == len(rest)
-    fits = _fits(word, len(numbers)) and (word == "conv" or not letters) and len(names) <= (word in MAIN)
+    fits = _fits(word, len(numbers)) and takes_letters and len(names) <= (word in MAIN)
     if not (understood and fits):
         hint = "; name=value gives other arguments of the layer" if word in MAIN else ""
         raise ValueError(f"a layer of that kind is {usages[word]!r}, got {text!r}{hint}")
